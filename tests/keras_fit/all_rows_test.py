@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.keras_fit.comparing import Compare, both, differences
-from tests.keras_fit.rows import Shared, StartsFromABatch, Static, X, Y, fitted, functional, sequential
+from tests.keras_fit.rows import StartsFromABatch, Static, X, Y, fitted, functional, sequential
 from tests.step.user_metrics import Peak
 
 ops = keras.ops
@@ -78,17 +78,6 @@ def with_gradients_that_it_accumulates() -> keras.Model:
     return model
 
 
-def with_a_fixed_batch() -> keras.Model:
-    def train_step(self: Any, data: Any) -> Any:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((ops.ones((11, 1)) * y - self(x, training=True)) ** 2)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss}
-
-    return functional(train_step)
-
-
 class SquaredError(keras.losses.Loss):
     """Has no reduction: Keras differentiates the sum, and records the mean."""
 
@@ -128,8 +117,6 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[keras.Model], Any]]]
         lambda: sequential(Static()),
         lambda model: (model.fit(X[:15], Y[:15], 5, verbose=0).history, model.predict(X[:16], 8, verbose=0)),
     ),
-    "dice": (lambda: sequential(loss="dice"), fitted_and_predicted),
-    "gathered in a layer": (lambda: sequential(Shared()), fitted_and_predicted),
     "assigned in a layer": (lambda: sequential(StartsFromABatch()), fitted),
     "accumulated gradients": (with_gradients_that_it_accumulates, fitted),
     "counted rows": (lambda: sequential(CountsRows("int32")), fitted_with_uneven_rows),
@@ -153,7 +140,6 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[keras.Model], Any]]]
         fitted_with_uneven_rows,
     ),
     "learning rate of the loss": (lambda: functional(learning_rate_of_the_loss), fitted),
-    "fixed batch": (with_a_fixed_batch, lambda model: model.fit(X, Y, batch_size=11, verbose=0).history),
 }
 
 

@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.coordination import LocalGroup
-from tfdist.errors import InputError
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.call_agreement import INFINITE as INFINITE_PASS
-from tfdist.keras_fit.call_agreement import batches_per_pass, cardinality, have_batch_hooks, steps_per_call
+from tfdist.keras_fit.call_agreement import batches_per_pass, steps_per_call
 
 X = np.zeros((33, 2))
 ENDLESS = tf.data.Dataset.range(3).repeat().batch(2)
@@ -28,20 +27,16 @@ class Pieces(keras.utils.PyDataset):
     [
         ({"x": X}, [2]),
         ({"x": [X, X], "batch_size": 10}, [4]),
-        ({"x": {"a": X}, "batch_size": 10, "steps_per_epoch": 3}, [3]),
         ({"x": X, "batch_size": 8, "validation_split": 0.25}, [3, 2]),
         ({"x": X, "batch_size": 8, "validation_data": (X, X), "validation_batch_size": 30}, [5, 2]),
         ({"x": Pieces(), "validation_data": (X, X), "validation_steps": 1}, [9, 1]),
         ({"x": tf.data.Dataset.range(7).batch(3)}, [3]),
         ({"x": ENDLESS}, [INFINITE_PASS]),
         ({"x": tf.data.Dataset.range(7).filter(lambda i: i > 2).batch(3)}, [None]),
-        ({"x": X, "steps_per_epoch": 5}, [5]),
         ({"x": X, "steps": 10}, [9]),
-        ({"x": X, "steps": 40}, [33]),
         ({"x": X, "batch_size": 10, "validation_data": (X, X), "validation_steps": 5}, [4, 4]),
         ({"x": X, "steps_per_epoch": 3, "validation_data": (X, X), "validation_steps": 5}, [3, 5]),
         ({"x": ENDLESS, "steps_per_epoch": 5, "validation_data": ENDLESS}, [5, INFINITE_PASS]),
-        ({"x": iter([X]), "steps": 6}, [6]),
         ({"x": iter([X])}, [None]),
     ],
 )
@@ -71,52 +66,24 @@ def test_a_pass_is_a_whole_number_of_calls(batches, cardinality, expected):
     assert steps_per_call(batches, cardinality, 10) == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"x": X, "batch_size": 10, "steps_per_epoch": 9}, 4),
-        ({"x": X, "steps_per_epoch": 9}, 9),
-        ({"x": ENDLESS, "steps_per_epoch": 5}, 0),
-        ({"x": iter([X]), "steps_per_epoch": 5}, None),
-        ({"x": Pieces(), "steps_per_epoch": 5}, 9),
-    ],
-)
-def test_batches_that_there_are(given, expected):
-    assert cardinality(given) == expected
-
-
-def test_who_looks_at_batches():
-    at_ends = keras.callbacks.LambdaCallback(on_epoch_end=print)
-    quiet = [keras.callbacks.EarlyStopping(), at_ends, keras.callbacks.History()]
-    assert not have_batch_hooks(quiet, training=True)
-    assert have_batch_hooks([*quiet, keras.callbacks.LambdaCallback(on_train_batch_begin=print)], training=True)
-    assert have_batch_hooks([keras.callbacks.TensorBoard()], training=True)
-    assert not have_batch_hooks([keras.callbacks.LambdaCallback(on_train_batch_begin=print)], training=False)
-
-
 class TwoProcesses(LocalGroup):
-    """A strategy whose other process has read the same batches, except for those that it is given."""
+    """A strategy whose other process has read the same batches."""
 
-    def __init__(self, size: int = 2, wrong: Any = ()):
+    def __init__(self) -> None:
         super().__init__()
         self.cluster = self.peers = self
-        self.size = size
-        self.wrong = wrong
+        self.size = 2
         self.names: list[str] = []
 
     def gather(self, name: str, value: str, deadline: float = 60.0) -> list[str]:
         self.names.append(name)
-        return [value, "other" if self.wrong else value]
-
-
-def reader(strategy: TwoProcesses, length: int | None, batches: int = 0) -> BatchReader:
-    data: Any = types.SimpleNamespace(strategy=strategy, deadline=60, batches_per_pass=length, spec=None)
-    return BatchReader(data, iter(()), dict.fromkeys(range(batches), 7), "fit 1/1")
+        return [value, value]
 
 
 def compared(strategy: TwoProcesses, calls: list[int], length: int) -> list[int]:
     """Returns after how many batches there was a comparison, given the number of batches that each call takes."""
-    batches = reader(strategy, length, length)
+    data: Any = types.SimpleNamespace(strategy=strategy, deadline=60, batches_per_pass=length, spec=None)
+    batches = BatchReader(data, iter(()), dict.fromkeys(range(length), 7), "fit 1/1")
     taken, found = 0, []
     for count in calls:
         taken += count
@@ -142,21 +109,3 @@ def test_the_end_of_a_pass_is_compared(calls: list[int], expected: list[int]) ->
     strategy = TwoProcesses()
     assert compared(strategy, calls, sum(calls)) == expected
     assert len(set(strategy.names)) == len(expected)
-
-
-def test_one_process_compares_nothing() -> None:
-    batches = reader(TwoProcesses(size=1), 10)
-    batches.advance(10)
-    batches.compare_all()
-
-
-def test_it_names_the_batches() -> None:
-    strategy = TwoProcesses()
-    batches = reader(strategy, None, 6)
-    batches.advance(3)
-    strategy.wrong = True
-    batches.advance(1)
-    with pytest.raises(InputError, match=r"between the 2 processes in batches 3 to 5 of fit 1/1\. Call keras"):
-        batches.compare_all()
-    with pytest.raises(InputError, match=r"between the 2 processes in batch 0 of fit 1/1\. Call keras"):
-        reader(strategy, 1, 1).advance(1)

@@ -18,7 +18,7 @@ from tests.selection import quick
 layers = keras.layers
 ROWS, BATCH = 9, 4
 NUMBERS = np.random.default_rng(0)
-SERIES, IMAGES, VIDEOS = ((ROWS, 12, 3), (ROWS, 9, 8, 3), (ROWS, 6, 7, 5, 3))
+SERIES, IMAGES = (ROWS, 12, 3), (ROWS, 9, 8, 3)
 
 
 class Contrast(layers.Layer):
@@ -77,45 +77,15 @@ class PenalizedMean(layers.Layer):
         return x
 
 
-class Attention(layers.Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = layers.MultiHeadAttention(2, 4)
-
-    def build(self, shape: Any) -> None:
-        self.attention.build(shape, shape)
-
-    def call(self, x: Any) -> Any:
-        return self.attention(x, x)
-
-
 LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], list[layers.Layer]]]] = {
-    "conv1d": (SERIES, lambda: [layers.Conv1D(4, 3)]),
     "conv1d_dilated": (SERIES, lambda: [layers.Conv1D(4, 2, dilation_rate=4, padding="causal")]),
     "conv2d": (IMAGES, lambda: [layers.Conv2D(4, 3, strides=2), layers.ReLU()]),
     "conv2d_dilated": (IMAGES, lambda: [layers.Conv2D(4, 3, dilation_rate=2)]),
-    "conv3d": (VIDEOS, lambda: [layers.Conv3D(4, 3)]),
     "depthwise": (IMAGES, lambda: [layers.DepthwiseConv2D(3)]),
-    "separable": (IMAGES, lambda: [layers.SeparableConv2D(4, 3, dilation_rate=2)]),
-    "transposed": (IMAGES, lambda: [layers.Conv2DTranspose(4, 3, strides=2)]),
     "max_pool": (IMAGES, lambda: [layers.Conv2D(4, 3), layers.MaxPooling2D(2)]),
-    "average_pool": (IMAGES, lambda: [layers.Conv2D(4, 3), layers.AveragePooling2D(2)]),
-    "adaptive_pool": (SERIES, lambda: [layers.Conv1D(4, 3), layers.AdaptiveMaxPooling1D(4)]),
-    "pool_over_time": (VIDEOS, lambda: [layers.Conv3D(2, 3), layers.TimeDistributed(layers.MaxPooling2D(2))]),
-    "conv_lstm": (VIDEOS, lambda: [layers.ConvLSTM2D(4, 3)]),
-    "conv_over_time": (VIDEOS, lambda: [layers.TimeDistributed(layers.Conv2D(4, 3))]),
     "reflected": (IMAGES, lambda: [layers.Lambda(lambda x: tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT"))]),
-    "patches": (
-        IMAGES,
-        lambda: [
-            layers.Conv2D(4, 3),
-            layers.Lambda(lambda x: tf.image.extract_patches(x, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID")),
-        ],
-    ),
     "recurrent": (SERIES, lambda: [layers.Masking(), layers.Bidirectional(layers.LSTM(4))]),
-    "attention": (SERIES, lambda: [Attention()]),
     "synchronized": (IMAGES, lambda: [layers.Conv2D(4, 3), tfdist.layers.SyncBatchNormalization()]),
-    "keras_synchronized": (IMAGES, lambda: [layers.Conv2D(4, 3), layers.BatchNormalization(synchronized=True)]),
     "gathered": (SERIES, lambda: [layers.Conv1D(4, 3), Contrast()]),
     "communicates": (SERIES, lambda: [layers.Conv1D(4, 3), Communicates()]),
     "not_finite": (
@@ -123,7 +93,6 @@ LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], list[layers.Layer]]]] = {
         lambda: [layers.Conv1D(4, 3), NotFinite(), tfdist.layers.SyncBatchNormalization(), Contrast(), NotFinite()],
     ),
     "penalized": (SERIES, lambda: [layers.Conv1D(4, 3, activity_regularizer="l2"), PenalizedMean()]),
-    "probabilities": (SERIES, lambda: [layers.Conv1D(4, 3), layers.Softmax()]),
 }
 
 
@@ -195,39 +164,3 @@ def test_in_micro_steps(mirrored2: tfdist.Strategy) -> None:
 
 def test_compiled_with_xla(mirrored2: tfdist.Strategy) -> None:
     assert_same(*both(mirrored2, lambda: network("conv1d_dilated"), used(SERIES), jit_compile=True))
-
-
-def test_gradients_between_outputs_of_one_call(mirrored2: tfdist.Strategy) -> None:
-    """As in Grad-CAM: the outputs stay parts of one graph."""
-
-    class Penalized(keras.Model):
-        def train_step(self, data: Any) -> Any:
-            x, y = data
-            with tf.GradientTape() as tape:
-                with tf.GradientTape() as inner:
-                    features = self.layers[2](x)
-                    outputs = self.layers[4](self.layers[3](features))
-                    total = tf.reduce_sum(outputs)
-                slopes = inner.gradient(total, features)
-                loss = keras.ops.mean(keras.ops.square(y - outputs)) + keras.ops.mean(keras.ops.square(slopes))
-            weights = self.trainable_weights
-            self.optimizer.apply(tape.gradient(loss, weights), weights)
-            return {"loss": loss}
-
-    assert_same(*both(mirrored2, lambda: network("conv2d_dilated", Penalized), used(IMAGES)))
-
-
-def test_recomputed_layers(mirrored2: tfdist.Strategy) -> None:
-    def make() -> keras.Model:
-        block = keras.Sequential([layers.Conv1D(4, 3), layers.Conv1D(4, 3, dilation_rate=2)], name="block")
-        inputs = keras.Input(SERIES[1:])
-        model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(block(inputs))))
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-        return model
-
-    def recomputed() -> keras.Model:
-        model = make()
-        tfdist.recompute(model, "block")
-        return model
-
-    assert_same(*both(mirrored2, recomputed, used(SERIES)))

@@ -58,10 +58,6 @@ def by_a_py_dataset(model: keras.Model) -> Any:
     return model.fit(Pieces(), epochs=2, verbose=0, shuffle=False).history
 
 
-def with_steps_per_epoch(model: keras.Model) -> Any:
-    return model.fit(X, Y, batch_size=5, epochs=2, steps_per_epoch=3, verbose=0).history
-
-
 def in_two_fits(model: keras.Model) -> Any:
     first = model.fit(X, Y, batch_size=6, epochs=1, verbose=0).history
     second = model.fit(X, Y, batch_size=6, epochs=3, initial_epoch=1, verbose=0).history
@@ -114,7 +110,6 @@ USES = (
     by_tf_data,
     by_an_endless_data_set,
     by_a_py_dataset,
-    with_steps_per_epoch,
     in_two_fits,
     with_validation_in_between,
     with_callbacks,
@@ -153,32 +148,6 @@ def test_compression_is_used_and_learns(mirrored2: tfdist.Strategy) -> None:
     ours, plain = both(mirrored2, network, fitted, compression="fp16", compression_min_bytes=0)
     assert differences(ours, plain)
     assert abs(ours[0]["loss"][-1] - plain[0]["loss"][-1]) < 1e-2
-
-
-def test_float16_scales_the_loss(mirrored2: tfdist.Strategy) -> None:
-    def make() -> keras.Model:
-        keras.config.set_dtype_policy("mixed_float16")
-        try:
-            return network(keras.optimizers.SGD(0.1))
-        finally:
-            keras.config.set_dtype_policy("float32")
-
-    ours, plain = both(mirrored2, make, fitted)
-    assert abs(ours[0]["loss"][-1] - plain[0]["loss"][-1]) < 1e-2
-
-
-def test_what_checkpoints_and_logs_hold(tmp_path: Any, mirrored2: tfdist.Strategy) -> None:
-    """Files saved by a callback can be loaded by Keras alone."""
-    keras.utils.set_random_seed(1)
-    with mirrored2.scope():
-        model = tfdist.distribute(network(), mirrored2)
-    saved, table = str(tmp_path / "model.keras"), tmp_path / "log.csv"
-    callbacks = [keras.callbacks.ModelCheckpoint(saved), keras.callbacks.CSVLogger(table)]
-    history = model.fit(X, Y, batch_size=6, epochs=2, verbose=0, callbacks=callbacks).history
-    loaded = keras.models.load_model(saved)
-    np.testing.assert_allclose(loaded.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5)
-    assert loaded.evaluate(X, Y, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-5)
-    assert len(table.read_text().splitlines()) == 1 + len(history["loss"])
 
 
 def test_a_loss_that_is_not_finite_ends_fit_or_is_left_to_the_callback(mirrored2: tfdist.Strategy) -> None:

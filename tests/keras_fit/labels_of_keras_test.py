@@ -15,7 +15,7 @@ from tfdist.keras_fit import patches
 from tfdist.keras_fit.step_labels import ReduceOps, reduce_ops
 from tfdist.layers.sync_batch_norm import SyncBatchNormalization
 
-layers, losses, ops = keras.layers, keras.losses, keras.ops
+layers, ops = keras.layers, keras.ops
 Make = Callable[[], list[keras.layers.Layer]]
 
 
@@ -40,17 +40,11 @@ MEANS: dict[str, tuple[Any, Make]] = {
     "batch normalization": ("mse", lambda: [layers.Dense(3), layers.BatchNormalization()]),
     "synchronized": ("mse", lambda: [layers.Dense(3), SyncBatchNormalization()]),
     "spectral normalization": ("mse", lambda: [layers.SpectralNormalization(layers.Dense(3))]),
-    "noise": ("mse", lambda: [layers.Dense(3), layers.Dropout(0.5), layers.GaussianNoise(0.1)]),
-    "recurrent": ("mse", lambda: [layers.Reshape((2, 2)), layers.Bidirectional(layers.LSTM(3)), layers.Dense(3)]),
-    "dilated": ("mse", lambda: [layers.Reshape((4, 1)), layers.Conv1D(3, 2, dilation_rate=2), layers.Flatten()]),
     "upsampled": (
         "mse",
         lambda: [layers.Reshape((2, 2, 1)), layers.UpSampling2D(), layers.Conv2D(2, 2), layers.Flatten()],
     ),
     "masked softmax": ("mse", lambda: [layers.Lambda(lambda x: ops.softmax(ops.where(x > 0, x, -np.inf)))]),
-    "penalties": ("mse", lambda: [layers.Dense(3, kernel_regularizer="l2", activity_regularizer="l1")]),
-    "hinge": (losses.Hinge(), lambda: []),
-    "squared hinge": (losses.SquaredHinge(), lambda: []),
     "sum divided by rows": (joined, lambda: []),
     "gathered rows": (of_gathered_pairs, lambda: []),
 }

@@ -109,18 +109,6 @@ def test_by_keras_fit(as_one_device: Compare, name: str, caplog: pytest.LogCaptu
     assert "needs all rows" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "options", quick([{"accumulate_steps": 3}, {"jit_compile": True}], {"accumulate_steps": 3}), ids=str
-)
-def test_in_micro_steps_and_compiled(as_one_device: Compare, options: dict[str, Any]) -> None:
-    """Traced again for the second data, whose batches have another size."""
-
-    def use(model: keras.Model) -> Any:
-        return [model.fit(X, Y, batch_size=size, epochs=2, shuffle=False, verbose=0).history for size in (7, 5)]
-
-    as_one_device(lambda: compiled(network(extra=[Size()]), error), use, **options)
-
-
 class Rows(keras.metrics.Metric):
     """The number of rows: unlike a mean, it differs if replicas' values are added up twice."""
 

@@ -143,34 +143,6 @@ def test_what_needs_all_rows_is_partitioned(
     assert "Besides gradients, replicas communicate" in text
 
 
-class PairsInABatch(keras.metrics.Metric):
-    """Counts pairs of rows with similar predictions."""
-
-    def __init__(self, name: str = "pairs") -> None:
-        super().__init__(name=name)
-        self.total = self.add_weight(name="total", initializer="zeros")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        alike = ops.abs(ops.expand_dims(y_pred, 0) - ops.expand_dims(y_pred, 1)) < 0.5
-        self.total.assign_add(ops.sum(ops.cast(alike, self.total.dtype)))
-
-    def result(self) -> Any:
-        return self.total + 0.0
-
-
-def test_a_metric_that_compares_rows_counts_them_once(as_one_device: Compare, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "tfdist")
-
-    def make() -> keras.Model:
-        return sequential(optimizer="sgd", metrics=[PairsInABatch()])
-
-    def use(model: keras.Model) -> Any:
-        return model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X[:9], Y[:9]), verbose=0).history
-
-    as_one_device(make, use)
-    assert any("pairs/total" in message for message in caplog.messages)
-
-
 def contrastive(of_own_rows: bool) -> Callable[[], keras.Model]:
     """Returns a model whose loss compares each row's output with those of all rows of the batch."""
 

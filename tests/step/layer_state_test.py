@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.workers import row_dependence as worker
 from tests.workers.row_dependence import Centering
 from tfdist.errors import InputError
 
@@ -142,11 +141,6 @@ def test_constants_stay_and_aggregations_do_not_matter(
     )
 
 
-def test_state_of_the_first_replica_is_trained_with(mirrored2: tfdist.Strategy, float64: None) -> None:
-    losses, _ = trained(mirrored2, lambda: Masked("only_first_replica"))
-    assert np.all(np.isfinite(losses))
-
-
 def test_float32_counters_of_steps_are_exact(mirrored3: tfdist.Strategy) -> None:
     counting = functools.partial(Stateful, lambda state, x: state + 1, "float32")
     _, weights = trained(mirrored3, counting, jit_compile=True, balance="weights(3,3,1)")
@@ -200,8 +194,3 @@ def test_replicas_that_train_locally_keep_their_own_state(mirrored2: tfdist.Stra
     own, _ = trained(mirrored2, lambda: Centering(), sync="local_sgd(period=100)")
     together, _ = trained(mirrored2, lambda: Centering())
     assert not np.allclose(own, together, rtol=1e-9)
-
-
-def test_the_worker_trains_with_state(single: tfdist.Strategy) -> None:
-    """What processes are compared with depends on the state."""
-    assert worker.fit(single, ops.mean) != worker.fit(single, ops.mean, centering=False)

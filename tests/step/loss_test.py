@@ -89,7 +89,6 @@ TARGETS = RANDOM.standard_normal((ROWS, 3))
 # The model, its loss and loss weights, and the batch.
 CASES = {
     "plain": (dense, {"loss": crossentropy}, (X, Y)),
-    "by name": (dense, {"loss": lambda: "sparse_categorical_crossentropy"}, (X, Y)),
     "weights": (dense, {"loss": crossentropy}, (X, Y, WEIGHTS)),
     "weights of all": (dense, {"loss": with_weights}, (X, Y, WEIGHTS)),
     "integer weights of all": (dense, {"loss": with_weights}, (X, Y, (3 * WEIGHTS).astype("int64"))),
@@ -178,7 +177,8 @@ def test_training_loss(case, strategy, float64, request):
         outputs = model(x, training=True)
         parts = loss.terms(model, y, outputs, weight)
         totals = loss.totals(parts, ROWS, strategy.collectives)
-        return tf.stack(loss.training_losses(model, parts, totals, tf.shape(x)[0], ROWS)[:2])
+        losses = keras_internals.data_losses(model), keras_internals.weight_losses(model)
+        return tf.stack(loss.training_losses(losses, parts, totals, tf.shape(x)[0], ROWS)[:2])
 
     found = np.sum(on_replicas(strategy, batch, summand), axis=0)
     assert found == pytest.approx(keras_losses(model, batch), rel=1e-12)
@@ -215,36 +215,13 @@ def test_all_weights_0_give_a_loss_of_0(single, float64):
     model = compiled(single, make, options, batch)
     parts = loss.terms(model, tf.constant(NEXT), model(tf.constant(TOKENS)), tf.constant(batch[2]))
     totals = loss.totals(parts, ROWS, OneReplica())
-    assert float(loss.training_losses(model, parts, totals, tf.constant(ROWS), ROWS)[0]) == 0.0
+    assert float(loss.training_losses(([], []), parts, totals, tf.constant(ROWS), ROWS)[0]) == 0.0
 
 
 def test_names_that_keras_resolves_by_shapes_are_left_to_it(mirrored2):
     with mirrored2.scope():
         trainer = tfdist.Trainer(dense(), optimizer="sgd", loss="crossentropy")
     trainer.fit((X, Y), batch_size=4, steps=1)
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["dice", keras.losses.Tversky(), keras.losses.circle, keras.losses.Dice(axis=(-2, -1)), keras.losses.Dice(axis=-1)],
-    ids=["name", "object", "function", "axes", "axis"],
-)
-def test_losses_of_all_rows_are_partitioned(given, single, mirrored2):
-    batch = X, RANDOM.integers(0, 3, ROWS) if given is keras.losses.circle else RANDOM.uniform(size=(ROWS, 3))
-
-    def results(strategy, **options):
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=given, **options)
-        return [
-            trainer.fit(batch, batch_size=4, steps=2).history["loss"],
-            trainer.evaluate(batch, batch_size=4)["loss"],
-        ]
-
-    for found, expected in zip(results(mirrored2), results(single), strict=True):
-        assert found == pytest.approx(expected, rel=1e-5)
-    for found, expected in zip(results(mirrored2, accumulate_steps=2), results(single), strict=True):
-        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_no_loss_at_all_is_an_error(single):

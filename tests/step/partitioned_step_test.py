@@ -96,6 +96,7 @@ PROGRAMS: dict[str, Program] = {
     "static number of rows": network(Static),
     "state for each row": recurrent,
     "rows gathered in a layer": network(Shared),
+    "outputs that depend on other rows": network(lambda: keras.layers.Lambda(lambda x: x - ops.mean(x, axis=0))),
     "sum": network(loss=total),
     "metrics of all rows": network(metrics=[root, OfBatches]),
     "metrics that are no sums over batches": network(metrics=[Peak, Count, Moving]),

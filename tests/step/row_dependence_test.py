@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.step.row_dependence import dependence, names
-from tests.step.user_metrics import Count, Moving, Peak, mean, per_row, root, total, where_positive
+from tests.step.user_metrics import mean, per_row, root, total, where_positive
 from tfdist.errors import InputError
 
 ops = keras.ops
@@ -118,15 +118,6 @@ def test_what_is_no_mean_is_found(case: str) -> None:
     assert not (found.describe_coupled("variable") or found.metrics or found.error)
 
 
-@pytest.mark.parametrize(("loss", "expected"), [(mean, []), (root, ["root"])])
-def test_losses_are_labelled_without_calling_the_model(loss: Any, expected: list[str]) -> None:
-    """As on a mesh, or for the stages of a pipeline."""
-    model = network(loss, [])
-    model.evaluate(X, Y, verbose=0)
-    found = dependence(model, X, Y, micro_steps=2, may_be_called=False)
-    assert (names(found.describe_coupled("loss")), found.describe_coupled("output")) == (expected, [])
-
-
 class Measuring(keras.layers.Layer):
     """Keeps the mean of a value of each batch."""
 
@@ -157,26 +148,6 @@ def test_metrics_that_layers_update(value: Any, expected: dict[str, str], mirror
     mirrored2.run(lambda: [variable.assign(2.0) for variable in kept])
     assert dependence(model, X, Y, replicas=2).metrics == expected
     assert [float(copy) for variable in kept for copy in mirrored2.local(variable.value)] == [2.0] * 4
-
-
-class Watching(keras.layers.Layer):
-    """Updates a metric with its inputs and zeros."""
-
-    def __init__(self, metric: keras.Metric):
-        super().__init__(name="watching")
-        self.metric = metric
-
-    def call(self, x: Any) -> Any:
-        self.metric.update_state(x, ops.zeros_like(x))
-        return x
-
-
-@pytest.mark.parametrize("kind", [Peak, Moving, Count])
-def test_metrics_of_layers_must_add_up_over_batches(kind: type[keras.Metric]) -> None:
-    expected = {} if kind is Count else {f"watching_{kind.__name__.lower()}": "batches"}
-    model = network("mse", [lambda: Watching(kind())])
-    for replicas in (1, 2):
-        assert dependence(model, X, Y, replicas=replicas).metrics == expected
 
 
 def test_losses_of_several_outputs_are_told_apart() -> None:
@@ -228,46 +199,6 @@ def test_a_trainer_partitions_it_and_refuses_it_where_replicas_train_locally(
 
 def centered(x: Any) -> Any:
     return x - ops.mean(x, axis=0)
-
-
-def of_rows(x: Any) -> Any:
-    return x - ops.mean(x, axis=1, keepdims=True)
-
-
-class Gathering(keras.layers.Layer):
-    """Subtracts the mean of the rows of the global batch."""
-
-    def call(self, x: Any) -> Any:
-        return x - ops.mean(tfdist.gather_rows(x), axis=0)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: keras.layers.Lambda(centered)(x),
-        centered,
-        lambda x: keras.layers.Lambda(of_rows)(x),
-        of_rows,
-        lambda x: Gathering()(x),
-    ],
-    ids=["Lambda", "operations", "Lambda of rows", "operations of rows", "gathering"],
-)
-def test_outputs_may_depend_on_other_rows(
-    make: Callable[[Any], Any], single: tfdist.Strategy, mirrored2: tfdist.Strategy
-) -> None:
-    def results(strategy: tfdist.Strategy, **options: Any) -> list[Any]:
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            inputs = keras.Input([4])
-            normalized = keras.layers.BatchNormalization(synchronized=True)(inputs)
-            model = keras.Model(inputs, keras.layers.Dense(4)(make(normalized)))
-            trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse", metrics=["mae"], **options)
-        losses = trainer.fit(X, Y, batch_size=8, epochs=2, verbose=0).history["loss"]
-        evaluated = trainer.evaluate(X, Y, batch_size=8, verbose=0)
-        return [losses, [*evaluated.values()], *trainer.predict(X, batch_size=8, verbose=0).tolist()]
-
-    for found, expected in zip(results(mirrored2), results(single), strict=True):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_outputs_must_be_of_their_rows_where_replicas_train_locally(mirrored2: tfdist.Strategy) -> None:

@@ -115,12 +115,6 @@ def masks(strategy, model, seed, step):
     return [np.asarray(mask) for mask in run(tf.constant(step, tf.int64))]
 
 
-def test_states_are_those_of_the_random_layers(model):
-    states = randomness.seed_states(model)
-    assert [state.shape for state in states] == [(2,), (2,)]
-    assert [id(state) for state in states] == [id(layer.seed_generator.state) for layer in model.layers[:2]]
-
-
 def test_masks(mirrored2, model):
     first, second = masks(mirrored2, model, 1, 5)
     assert set(np.unique(first)) == {0.0, 2.0}
@@ -128,21 +122,6 @@ def test_masks(mirrored2, model):
     np.testing.assert_array_equal(masks(mirrored2, model, 1, 5), [first, second])
     for seed, step in ((1, 6), (2, 5)):
         assert all(np.any(a != b) for a, b in zip(masks(mirrored2, model, seed, step), [first, second], strict=True))
-
-
-def test_layers_and_replicas_and_steps_have_states_of_their_own(mirrored2, model):
-    states = randomness.seed_states(model)
-    seen = set()
-
-    def replica_function(number):
-        randomness.reseed(states, 3, number, mirrored2.collectives.rank)
-        return [tf.identity(state.value) for state in states]
-
-    for step in range(20):
-        for state in mirrored2.run(replica_function, tf.constant(step, tf.int64)):
-            seen |= {tuple(value.numpy().tolist()) for value in mirrored2.local(state)}
-    assert len(seen) == 20 * 2 * 2
-    assert min(min(state) for state in seen) >= 0
 
 
 @pytest.mark.parametrize("seed", [0, 2**31 - 1, 2**40 + 7, -1])

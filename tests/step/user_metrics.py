@@ -34,12 +34,6 @@ def where_positive(y_true: Any, y_pred: Any) -> Any:
     return ops.sum(mask * squares(y_true, y_pred)) / ops.sum(mask)
 
 
-def where_second_is_positive(y_true: Any, y_pred: Any) -> Any:
-    """The mean over rows whose second label is positive; NaN without such rows."""
-    mask = ops.cast(y_true[:, 1] > 0, y_pred.dtype)
-    return ops.sum(mask * per_row(y_true, y_pred)) / ops.sum(mask)
-
-
 def gathered_root(y_true: Any, y_pred: Any) -> Any:
     return root(tfdist.gather_rows(y_true), tfdist.gather_rows(y_pred))
 
@@ -89,34 +83,3 @@ class OfBatches(keras.Metric):
 
     def result(self) -> Any:
         return self.total / self.count
-
-
-class Root:
-    """A function of a batch, as an object without a name."""
-
-    def __call__(self, y: Any, outputs: Any) -> Any:
-        return root(y, outputs)
-
-
-class Gathered(OneVariable):
-    """Adds a sum over all rows, or the part in it of a replica's rows."""
-
-    def __init__(self, *, is_shared: bool):
-        super().__init__()
-        self.is_shared = is_shared
-
-    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
-        share = ops.shape(outputs)[0] / ops.shape(tfdist.gather_rows(outputs))[0] if self.is_shared else 1.0
-        found = total(tfdist.gather_rows(y, "y"), tfdist.gather_rows(outputs, "outputs"))
-        self.value.assign_add(found * ops.cast(share, "float32"))
-
-
-class Summed(keras.metrics.Sum):
-    """Adds the squares of all elements."""
-
-    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
-        super().update_state(total(y, outputs))
-
-
-class OfKeras(keras.metrics.MeanSquaredError):
-    """Code of a user that changes nothing."""

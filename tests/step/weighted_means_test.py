@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.step.layer_state import averaged_statistics, replica_means, weighted_means, weighted_terms
+from tfdist.step.layer_state import averaged_statistics, replica_means
 
 LOWEST = np.finfo("float32").min
 
@@ -18,11 +18,6 @@ def over_replicas(strategy, values, weights):
         return replica_means([tf.gather(values, rank)], tf.gather(weights, rank), strategy.collectives, name="test")[0]
 
     return [value.numpy() for value in strategy.local(tf.function(lambda: strategy.run(run))())]
-
-
-def test_means_are_weighted(mirrored3):
-    values = tf.constant([[1.0, 2.0], [5.0, 0.0], [-1.0, 8.0]])
-    np.testing.assert_array_equal(over_replicas(mirrored3, values, tf.constant([2, 1, 5])), [[0.25, 5.5]] * 3)
 
 
 def test_means_of_equal_values_are_exact(mirrored3):
@@ -38,17 +33,6 @@ def test_values_without_weight_do_not_count(mirrored3):
 def test_without_any_weight_each_replica_keeps_its_values(mirrored3):
     values = tf.constant([[1.0], [2.0], [3.0]])
     np.testing.assert_array_equal(over_replicas(mirrored3, values, tf.zeros([3])), values)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
-def test_means_over_micro_steps_have_the_dtype_of_the_variable(dtype):
-    variable = keras.Variable([1.0, 2.0], dtype=dtype)
-    first = weighted_terms([variable], tf.constant(3))
-    variable.assign([5.0, -2.0])
-    second = weighted_terms([variable], tf.constant(1))
-    [mean] = weighted_means([a + b for a, b in zip(first, second, strict=True)], [variable])
-    assert mean.dtype == dtype
-    np.testing.assert_array_equal(mean, [2.0, 1.0])
 
 
 @pytest.mark.parametrize("strategy", ["mirrored2", "mirrored4"])

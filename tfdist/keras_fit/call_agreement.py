@@ -27,18 +27,8 @@ _numbers = itertools.count(1)
 def announce(strategy: Strategy, name: str, inspects_batches: bool, deadline: float) -> bool:
     """Waits until all processes have made the same call; sets the same seed, by which Keras shuffles arrays, on all of them.
 
-    Args:
-      strategy: strategy of the model.
-      name: name of the method.
-      inspects_batches: whether this process's callbacks inspect individual batches.
-      deadline: seconds to wait for other processes.
-
-    Returns:
-      Whether callbacks of any process inspect batches.
-
-    Raises:
-      InputError: processes have made different calls.
-      PeerLostError: a process is late or lost.
+    Returns whether callbacks of any process inspect batches. Raises `InputError` if processes have made different calls, and
+    `PeerLostError` if one is late, by `deadline` seconds, or lost.
     """
     number, seed = next(_numbers), keras_internals.global_seed()
     call = [name, inspects_batches, secrets.randbelow(2**31) if seed is None else seed]
@@ -71,24 +61,23 @@ def batches_per_pass(arguments: dict[str, Any]) -> list[int | None]:
 
     A number is None if it is unknown, and `INFINITE` for infinite data.
     """
-    x, batch_size = arguments["x"], arguments.get("batch_size")
-    steps = _steps_per_pass(arguments)
+    x, (steps, batch_size) = arguments["x"], _division(arguments)
     validation = arguments.get("validation_steps"), arguments.get("validation_batch_size") or batch_size
     size = _count_rows(x)
+    validation_x, validation_size = None, size
     if arguments.get("validation_data") is not None:
         validation_x, *_ = keras.utils.unpack_x_y_sample_weight(arguments["validation_data"])
-        return [
-            _count_batches(x, size, steps, batch_size),
-            _count_batches(validation_x, _count_rows(validation_x), *validation),
-        ]
-    if arguments.get("validation_split") and size:
+        validation_size = _count_rows(validation_x)
+    elif arguments.get("validation_split") and size:
         train_size = math.floor(size * (1.0 - arguments["validation_split"]))
-        return [_count_batches(x, train_size, steps, batch_size), _count_batches(x, size - train_size, *validation)]
-    return [_count_batches(x, size, steps, batch_size)]
+        validation_x, validation_size, size = x, size - train_size, train_size
+    counts = [_count_batches(x, size, steps, batch_size)]
+    return counts if validation_x is None else [*counts, _count_batches(validation_x, validation_size, *validation)]
 
 
-def _steps_per_pass(arguments: dict[str, Any]) -> int | None:
-    return arguments.get("steps_per_epoch") or arguments.get("steps")
+def _division(arguments: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Returns the number of steps of a pass and the batch size, if they are given."""
+    return arguments.get("steps_per_epoch") or arguments.get("steps"), arguments.get("batch_size")
 
 
 def _count_rows(x: Any) -> int | None:
@@ -117,19 +106,11 @@ def _cardinality(x: Any, size: int | None, steps: int | None, batch_size: int | 
 
 def cardinality(arguments: dict[str, Any]) -> int | None:
     """Returns the number of batches in the data of a call, regardless of `steps`: 0 if infinite, None if unknown."""
-    return _cardinality(
-        arguments["x"], _count_rows(arguments["x"]), _steps_per_pass(arguments), arguments.get("batch_size")
-    )
+    return _cardinality(arguments["x"], _count_rows(arguments["x"]), *_division(arguments))
 
 
 def steps_per_call(batches: int | None, cardinality: int | None, limit: int) -> int:
-    """Returns the number of steps per call of the compiled loop that divides both the pass and all available data.
-
-    Args:
-      batches: batches in a pass; None if unknown.
-      cardinality: see `cardinality`.
-      limit: maximum number of steps.
-    """
+    """Returns the number of steps per call of the compiled loop, up to `limit`, that divides a pass and all available data."""
     if not batches or cardinality is None:
         return 1
     return max(n for n in range(1, limit + 1) if batches % n == 0 and cardinality % n == 0)
@@ -137,14 +118,10 @@ def steps_per_call(batches: int | None, cardinality: int | None, limit: int) -> 
 
 def have_batch_hooks(callbacks: Sequence[keras.callbacks.Callback], training: bool) -> bool:
     """Returns whether a callback handles events of individual batches; one that saves at the end of epochs does not."""
-    events = _TRAIN_EVENTS if training else _TEST_EVENTS
     batch_callbacks = [callback for callback in callbacks if getattr(callback, "save_freq", None) != "epoch"]
-    return any(_overrides(callback, event) for callback in batch_callbacks for event in events)
-
-
-def _overrides(callback: keras.callbacks.Callback, event: str) -> bool:
-    method = getattr(callback, event)
-    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, event)
+    pairs = itertools.product(batch_callbacks, _TRAIN_EVENTS if training else _TEST_EVENTS)
+    methods = [(getattr(callback, event), getattr(keras.callbacks.Callback, event)) for callback, event in pairs]
+    return any(getattr(method, "__func__", method) is not original for method, original in methods)
 
 
 def synchronize_callbacks(
@@ -159,14 +136,11 @@ def synchronize_callbacks(
     `stops_after_batches` tells whether a callback may stop training after any batch, and `deadline` is the number of seconds to
     wait for processes whose callbacks take longer.
     """
-    first_callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average())
-    last_callback = (_SynchronizedBatchStop if stops_after_batches else _SynchronizedStop)(strategy.group, deadline)
-    broadcast_callbacks = [_BroadcastRestoredState(strategy)] if strategy.cluster.size > 1 else []
     return [
-        first_callback,
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average()),
         *callbacks_of_process(callbacks, strategy, broadcasts_weights=True),
-        *broadcast_callbacks,
-        last_callback,
+        *([_BroadcastRestoredState(strategy)] if strategy.cluster.size > 1 else []),
+        (_SynchronizedBatchStop if stops_after_batches else _SynchronizedStop)(strategy.group, deadline),
     ]
 
 

@@ -71,14 +71,10 @@ class Functions:
             self._has_failed = False
 
     def train(self, batches: Any, spec: Any, max_steps: int, number: int, allows_not_finite: bool) -> StepsResult:
-        """Runs training steps.
+        """Runs up to `max_steps` training steps of a `BatchReader`, or one of a `ReplicaRows` for `Strategy.run`.
 
-        Args:
-          batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
-          spec: structure of `tf.TensorSpec` of a batch.
-          max_steps: maximum number of steps; the pass over the data may end earlier.
-          number: number of the first step.
-          allows_not_finite: whether to return, rather than raise, after a step that is not finite.
+        `spec` is a structure of `tf.TensorSpec` of a batch, `number` is that of the first step, and `allows_not_finite` tells
+        whether to return, rather than raise, after a step that is not finite.
         """
         self.sums.prepare_step()
         if self._training is None:
@@ -116,9 +112,8 @@ class Functions:
         ops = self._reduce_ops("train_step", custom_steps.outputs if custom_steps else None, spec, needs_all_rows)
         assert self._synchronizer
         if custom_steps is None and (ops.are_means or self._strategy.replicas == 1):
-            keeps_metrics = bool(ops.needs_all_rows)
-            arguments = self.model, self._strategy, self._options, self.sums.metrics, self._synchronizer
-            self._training = TrainerSteps(*arguments, ops.statistics, keeps_metrics)
+            arguments = self.model, self._strategy, self._options, self.sums.metrics, self._synchronizer, ops
+            self._training = TrainerSteps(*arguments)
         else:
             self._check_servers(ops.needs_all_rows or "a sum over rows")
             self._training = custom_steps or self._custom_steps(spec)
@@ -145,11 +140,9 @@ class Functions:
 
     def _row_mismatch(self, batch: Any) -> str:
         """Describes different numbers of rows of a batch's tensors, such as labeled and unlabeled ones; "" if equal."""
-        lengths = [[int(count) for count in self._strategy.local(counts)] for counts in batch.counts]
+        lengths = [sum(int(count) for count in self._strategy.local(counts)) for counts in batch.counts]
         all_lengths = self._strategy.peers.gather(f"rows of tensors/{next(_numbers)}", lengths, TRACING_SECONDS)
-        totals = {
-            sum(count for rank_counts in counts for count in rank_counts) for counts in zip(*all_lengths, strict=True)
-        }
+        totals = {sum(counts) for counts in zip(*all_lengths, strict=True)}
         return f"its tensors have {' and '.join(map(str, sorted(totals)))} rows" if len(totals) > 1 else ""
 
     def _reduce_ops(self, name: str, outputs: StepOutputs | None, spec: Any, needs_all_rows: str = "") -> ReduceOps:
@@ -159,8 +152,7 @@ class Functions:
         replica must compute the whole batch, if it is known.
         """
         shares = self._strategy.training_shares[1] if name == "train_step" else self._strategy.replicas
-        has_all_rows = shares * self._options.accumulate_steps == 1
-        if has_all_rows and not listener():  # Keras's own code is correct for all rows
+        if shares * self._options.accumulate_steps == 1 and not listener():  # Keras's own code is correct for all rows
             # A metric may not add up over batches, or its sum since its reset may be read.
             is_one_device = self._strategy.replicas == 1 and not self._strategy.remote
             has_custom_metrics = is_one_device and bool(keras_internals.custom_metrics(self.model))
@@ -170,8 +162,8 @@ class Functions:
             ops = ReduceOps(needs_all_rows=needs_all_rows or self._per_row_state)
         elif outputs and outputs.computed_from_metrics:
             # A metric's sum since its reset is available only on a replica that has all rows.
-            reason = f'"{outputs.computed_from_metrics[0]}" is computed from a metric\'s result'
-            ops = ReduceOps(needs_all_rows=reason)
+            name_of_output = outputs.computed_from_metrics[0]
+            ops = ReduceOps(needs_all_rows=f'"{name_of_output}" is computed from a metric\'s result')
         else:
             ops = reduce_ops(self.model, getattr(self.model, name), spec, outputs.sources if outputs else None)
         micro_steps = self._options.accumulate_steps if name == "train_step" and outputs is None else 1
@@ -185,9 +177,8 @@ class Functions:
         if ops.needs_all_rows and not plan.obstacle:
             plan = communication(self.model, getattr(self.model, name), spec)
         if callback := listener():
-            step, variables = f"{name} of {self.model.name}", self.model.trainable_variables
-            details = (plan.fallback, variables, ops.calls, plan, ops.types_without_rule)
-            callback(Explanation(step, ops.values, ops.needs_all_rows, *details))
+            details = plan.fallback, self.model.trainable_variables, ops.calls, plan, ops.types_without_rule
+            callback(Explanation(f"{name} of {self.model.name}", ops.values, ops.needs_all_rows, *details))
         if ops.needs_all_rows:
             log_dependence(self.model, name, ops.needs_all_rows, plan, self._strategy, self._options.rows)
         is_partitioned = bool(ops.needs_all_rows and not plan.obstacle)
@@ -213,7 +204,7 @@ class Functions:
             self._placement.place([*self.model.variables, *KerasMetrics(self.model).variables])
             self._add_new_metrics()
         ops = self._reduce_ops("test_step", outputs, spec)
-        return EvaluationSteps(self.model, self._strategy, self._options, self.sums, ops, outputs or StepOutputs())
+        return EvaluationSteps(self.model, self._strategy, self._options, ops, outputs or StepOutputs())
 
     def keep_loss_scale(self) -> None:
         """Copies the loss scale to Keras's variable."""
@@ -233,9 +224,7 @@ class Functions:
     def logs(self, result: "StepsResult", ends_pass: bool) -> dict[str, Any]:
         """Returns the logs after steps: the metrics' results, or the outputs of a custom step.
 
-        Args:
-          result: result of the steps.
-          ends_pass: whether they end a pass, after which users read results from the metrics.
+        If the steps end a pass, the results are also published, as users read them from the metrics after it.
         """
         if ends_pass:
             self.sums.publish()

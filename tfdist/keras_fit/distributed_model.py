@@ -90,13 +90,8 @@ _MIN_SAMPLE_ROWS = 64
 def check_arrays(strategy: Strategy, model: keras.Model, arguments: Mapping[str, Any]) -> None:
     """Checks some rows of the arrays passed to `fit` against the built model and its losses; logs warnings on the chief.
 
-    Args:
-      strategy: strategy of the model.
-      model: compiled and built model. A custom step may use labels in any way, and is not checked.
-      arguments: arguments of `fit`, with the same arrays on every process; other data is not checked.
-
-    Raises:
-      InputError: the labels do not fit the loss.
+    The arguments of `fit` have the same arrays on every process; other data is not checked. Nor is a custom step, which may use
+    labels in any way. Raises `InputError` if the labels do not fit the loss.
     """
     parts = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
     parts = parts[:2] if parts[2] is None else parts
@@ -130,10 +125,8 @@ class Distributed:
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
         _check_strategy(strategy, options)
-        per_process = field_names(options, "per_process")
-        shared_flags = {
-            f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process
-        }
+        values, per_process = dataclasses.asdict(options), field_names(options, "per_process")
+        shared_flags = {f"--{name}": value for name, value in values.items() if name not in per_process}
         with long_timeout("its data or its model") as deadline:
             strategy.group.agree("flags", shared_flags, deadline=deadline)
         keras_internals.clear_strategy(model)
@@ -243,10 +236,9 @@ class Distributed:
         self._prepare(spec)
         name, seconds = f"{self._call.name} {self._call.number}", self._options.stall_shutdown_seconds
         trains = self._call.name == "fit" and not self._call.data  # validation data follows the training data
-        self._call.data.append(
-            GlobalBatches(batches, self.strategy, name, batches_per_pass, seconds, spec, trains=trains)
-        )
-        return self._call.data[-1]
+        data = GlobalBatches(batches, self.strategy, name, batches_per_pass, seconds, spec, trains=trains)
+        self._call.data.append(data)
+        return data
 
     # Internal methods.
 
@@ -275,10 +267,8 @@ class Distributed:
         call = _Call(name, next(_numbers), [*batches_per_pass], [], inspects_batches, allows_not_finite, data_arguments)
         outer_call, self._call = self._call, call
         if name == "fit" and steps_per_execution == 1 and not inspects_batches:
-            max_steps = self._options.steps_per_call
-            self.model.steps_per_execution = call_agreement.steps_per_call(
-                batches_per_pass[0], call_agreement.cardinality(arguments), max_steps
-            )
+            numbers = batches_per_pass[0], call_agreement.cardinality(arguments), self._options.steps_per_call
+            self.model.steps_per_execution = call_agreement.steps_per_call(*numbers)
         try:
             yield call
             for data in call.data:
@@ -294,13 +284,9 @@ class Distributed:
     def _synchronize_callbacks(
         self, arguments: dict[str, Any], average: Callable[[], None], stops_after_batches: bool
     ) -> None:
-        arguments["callbacks"] = call_agreement.synchronize_callbacks(
-            list(keras.tree.flatten(arguments["callbacks"] or [])),
-            self.strategy,
-            average,
-            stops_after_batches,
-            self._options.stall_shutdown_seconds,
-        )
+        callbacks = list(keras.tree.flatten(arguments["callbacks"] or []))
+        options = average, stops_after_batches, self._options.stall_shutdown_seconds
+        arguments["callbacks"] = call_agreement.synchronize_callbacks(callbacks, self.strategy, *options)
 
     def _prepare(self, spec: Any) -> None:
         if self._call.name.startswith("predict"):
@@ -329,19 +315,20 @@ class Distributed:
         optimizer = self.model.optimizer
         if optimizer is not None:
             check_not_wrapped(optimizer)
-        update_context = keras_internals.updating_one_device(*[optimizer] if optimizer else [])
+        optimizers = [] if optimizer is None else [optimizer]
+        update_context = keras_internals.updating_one_device(*optimizers)
         deferred_build = self.strategy.optimizer_shards.deferred_build(self.model)
         with _explain_mismatch(spec), update_context, self.strategy.adoption.creation(), deferred_build:
             create_variables(self.model, spec, trains)
-        include_all = self._options.batch_norm == "synchronized"
-        synchronize_layers(keras_internals.layers_of(self.model), include_all=include_all)
+        layers, include_all = keras_internals.layers_of(self.model), self._options.batch_norm == "synchronized"
+        synchronize_layers(layers, include_all=include_all)
         check_equal(self.strategy.peers, self.model)
         check_arrays(self.strategy, self.model, self._call.arguments)
         if self._was_eager:
             self._was_eager = False
             with one_device_context(self.model):
                 self.model.reset_metrics()
-        self._place_all([optimizer] if optimizer is not None else [])
+        self._place_all(optimizers)
         functions = Functions(self.model, self.strategy, self._options, self._placement)
         functions.reset_metrics()
         return functions
@@ -420,31 +407,19 @@ class Distributed:
 
 
 class _Call(NamedTuple):
-    """A call of one of Keras's methods.
+    """A call of one of Keras's methods."""
 
-    Attributes:
-      name: name of the method.
-      number: number of the call in this process.
-      batches_per_pass: batches in a pass over each data set that Keras will request, in order.
-      data: the data sets that Keras has requested.
-      needs_current_logs: whether logs must be up to date after each batch.
-      allows_not_finite: whether to log a loss that is not finite instead of raising.
-      arguments: the arguments of `fit`; empty for other methods.
-    """
-
-    name: str
-    number: int
-    batches_per_pass: list[int | None]
-    data: list[GlobalBatches]
-    needs_current_logs: bool = True
-    allows_not_finite: bool = False
-    arguments: Mapping[str, Any] = {}
+    name: str  # of the method
+    number: int  # of the call in this process
+    batches_per_pass: list[int | None]  # batches in a pass over each data set that Keras will request, in order
+    data: list[GlobalBatches]  # the data sets that Keras has requested
+    needs_current_logs: bool = True  # whether logs must be up to date after each batch
+    allows_not_finite: bool = False  # whether to log a loss that is not finite instead of raising
+    arguments: Mapping[str, Any] = {}  # the arguments of `fit`; empty for other methods
 
 
 def _explain_mismatch(batch: Any) -> contextlib.AbstractContextManager:
     """Same as `explain_mismatch`, but does nothing for data without labels."""
     if not (isinstance(batch, tuple) and len(batch) > 1):
         return contextlib.nullcontext()
-    return explain_mismatch(
-        tf.nest.map_structure(lambda spec: spec and tf.TensorSpec(spec.shape[1:], spec.dtype), batch)
-    )
+    return explain_mismatch(tf.nest.map_structure(lambda s: s and tf.TensorSpec(s.shape[1:], s.dtype), batch))

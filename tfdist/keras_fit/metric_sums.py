@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy
-from tfdist.step.metrics import KerasMetrics, Totals, assign_values, check_sums, make_drain
+from tfdist.step.metrics import KerasMetrics, add_sums, assign_values, check_sums, make_drain
 
 
 class MetricSums:
@@ -30,7 +30,7 @@ class MetricSums:
         check_sums(keras_internals.metrics_of(model))
         self._model, self._strategy = model, strategy
         self._has_all_rows = False  # whether replicas have all rows of a batch
-        self._totals = Totals()
+        self._totals: list[np.ndarray] = []
         # Totals have all sums, or those before the last drain while collecting; published sums are also in the variables.
         self._state: Literal["collecting", "drained", "published"] = "collecting"
         self._collect()
@@ -50,25 +50,22 @@ class MetricSums:
     def use_all_rows(self, has_all_rows: bool) -> None:
         """Switches replicas to all rows or to their own rows, and keeps the sums."""
         if has_all_rows != self._has_all_rows:
-            self._totals.add(self._undrained_sums())
+            self._totals = add_sums(self._totals, self._undrained_sums())
             self._assign(self._zeros)
             self._has_all_rows = has_all_rows
 
     def add(self, values: Sequence[Any]) -> None:
         """Adds sums that a step has drained."""
-        self._totals.add([np.asarray(value, np.float64) for value in values])
+        self._totals = add_sums(self._totals, [np.asarray(value, np.float64) for value in values])
         self._state = "drained"
 
     def _sums(self) -> list[np.ndarray]:
         if self._state != "collecting":
-            return self._totals.sums
+            return self._totals
         if not self._has_all_rows:
-            self._totals.add(self._drain())
-            return self._totals.sums
-        return [
-            total + undrained_sum
-            for total, undrained_sum in zip(self._totals.sums, self._undrained_sums(), strict=True)
-        ]
+            self._totals = add_sums(self._totals, self._drain())
+            return self._totals
+        return [a + b for a, b in zip(self._totals, self._undrained_sums(), strict=True)]
 
     def by_metric(self) -> dict[str, Any]:
         """Returns each metric's results; see `KerasMetrics.by_metric`."""
@@ -82,15 +79,14 @@ class MetricSums:
     def publish(self) -> None:
         """Assigns the sums to the metrics' variables on every replica, where users read results after a pass."""
         if self._state != "published":
-            sums = self._sums()
-            self._totals = Totals(sums)
-            self._assign(sums)
+            self._totals = self._sums()
+            self._assign(self._totals)
             self._state = "published"
 
     def prepare_step(self) -> None:
         """Prepares the metrics' variables for a step after `publish`; replicas with all rows keep the sums."""
         if self._state == "published" and self._has_all_rows:
-            self._totals = Totals(self._zeros)
+            self._totals = self._zeros
         elif self._state == "published":
             self._assign(self._zeros)
         self._state = "collecting"
@@ -98,13 +94,13 @@ class MetricSums:
     def reset(self) -> None:
         """Resets the metrics."""
         self._assign(self._zeros)
-        self._state, self._totals = "collecting", Totals(self._zeros)
+        self._state, self._totals = "collecting", self._zeros
 
-    def saved_totals(self) -> Totals:
+    def saved_totals(self) -> list[np.ndarray]:
         """Returns the totals with which `restore` restores the sums after a reset."""
-        return Totals(self._sums()) if self._has_all_rows else self._totals
+        return self._sums() if self._has_all_rows else self._totals
 
-    def restore(self, totals: Totals) -> None:
+    def restore(self, totals: list[np.ndarray]) -> None:
         """Restores the result of `saved_totals` after a reset."""
         self._totals = totals
 

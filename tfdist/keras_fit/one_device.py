@@ -24,24 +24,16 @@ Apply = Callable[[keras.Optimizer, Sequence[Any], Sequence[keras.Variable]], Non
 
 
 class Replica(NamedTuple):
-    """A replica whose code is running.
-
-    Attributes:
-      collectives: its collectives.
-      rows: scalar int32; number of counted rows of the replica.
-      batch_size: scalar int32; rows of the global batch.
-      apply: replacement of an optimizer's `apply`, called with the optimizer, gradients of the mean over the replica's rows,
-        and the variables; None for no replacement.
-      has_all_rows: whether the rows are the global batch, so that Keras's results are correct.
-      scales_losses: whether a `LossScaleOptimizer` scales losses; if so, its `apply` gets scaled gradients.
-    """
+    """A replica whose code is running."""
 
     collectives: Collectives
-    rows: tf.Tensor
-    batch_size: tf.Tensor
+    rows: tf.Tensor  # scalar int32; number of counted rows of the replica
+    batch_size: tf.Tensor  # scalar int32; rows of the global batch
+    # Replacement of an optimizer's `apply`, called with the optimizer, gradients of the mean over the replica's rows,
+    # and the variables; None for no replacement
     apply: Apply | None = None
-    has_all_rows: bool = False
-    scales_losses: bool = True
+    has_all_rows: bool = False  # whether the rows are the global batch, so that Keras's results are correct
+    scales_losses: bool = True  # whether a `LossScaleOptimizer` scales losses; if so, its `apply` gets scaled gradients
 
 
 _current: contextvars.ContextVar[Replica | None] = contextvars.ContextVar("replica", default=None)
@@ -79,8 +71,7 @@ def compute_loss(
     """Returns the global batch's loss as if it were a mean over the replica's rows."""
     keras_internals.build_losses(model, y, y_pred)
     parts = [] if replica.has_all_rows else losses.terms(model, y, y_pred, sample_weight)
-    has_values_of_rows = any(part.values_per_row is not None for part in parts)  # without reduction
-    if replica.has_all_rows or has_values_of_rows:
+    if replica.has_all_rows or any(part.values_per_row is not None for part in parts):  # a loss without reduction
         return original(x, y, y_pred, sample_weight, training)
     totals = losses.totals(parts, replica.batch_size, replica.collectives)
     output_means = keras_internals.loss_means(model)[1:]
@@ -94,8 +85,8 @@ def train_step(replica: Replica, original: Callable[..., Any], model: keras.Mode
         return original(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
-        y_pred = _forward(model, x, training=True)
-        loss = model.optimizer.scale_loss(_loss(replica, model, x, y, y_pred, sample_weight, training=True))
+        y_pred, loss = _forward(replica, model, x, y, sample_weight, training=True)
+        loss = model.optimizer.scale_loss(loss)
     if weights := model.trainable_weights:
         model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
@@ -106,8 +97,7 @@ def test_step(replica: Replica, original: Callable[..., Any], model: keras.Model
     if replica.has_all_rows:
         return original(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    y_pred = _forward(model, x, training=False)
-    _loss(replica, model, x, y, y_pred, sample_weight, training=False)
+    y_pred, _ = _forward(replica, model, x, y, sample_weight, training=False)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
@@ -130,16 +120,13 @@ def apply(
     return replica.apply(optimizer, list(grads), variables)
 
 
-def _forward(model: keras.Model, x: Any, training: bool) -> Any:
-    outputs, strategy = model(x, training=training), strategy_in_use()
-    return outputs if strategy is None else strategy.layouts.lay_out_rows(outputs)
-
-
-def _loss(
-    replica: Replica, model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
-) -> tf.Tensor:
-    """Returns the model's loss, and adds it to Keras's mean of losses."""
+def _forward(
+    replica: Replica, model: keras.Model, x: Any, y: Any, sample_weight: Any, training: bool
+) -> tuple[Any, tf.Tensor]:
+    """Returns the model's outputs and its loss, which is added to Keras's mean of losses."""
+    y_pred, strategy = model(x, training=training), strategy_in_use()
+    y_pred = y_pred if strategy is None else strategy.layouts.lay_out_rows(y_pred)
     kwargs = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
     value = model.compute_loss(x, y, y_pred, sample_weight, **kwargs)  # by position, as in Keras
     keras_internals.loss_means(model)[0].update_state(value, sample_weight=replica.rows)
-    return value
+    return y_pred, value

@@ -25,19 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaBatch(NamedTuple):
-    """The input of a replica for a global batch.
+    """The input of a replica for a global batch."""
 
-    Attributes:
-      batch: structure of tensors, whose first dim is at least 1.
-      weights: scalar factor of this replica's values in the sum over replicas, by reduce op.
-      number: index of the replica for random numbers.
-      replica: the replica for the code, without an `apply`.
-    """
-
-    batch: Any
+    batch: Any  # structure of tensors, whose first dim is at least 1
+    # Scalar factor of this replica's values in the sum over replicas, by reduce op
     weights: Mapping[ReduceOp, tf.Tensor]
-    number: tf.Tensor | int
-    replica: Replica
+    number: tf.Tensor | int  # index of the replica for random numbers
+    replica: Replica  # the replica for the code, without an `apply`
 
 
 def batch_for_replica(
@@ -63,19 +57,12 @@ def equal_value_weights(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
 
 
 class Application(NamedTuple):
-    """The call of an optimizer's `apply` in a step.
-
-    Attributes:
-      optimizer: the optimizer.
-      gradients: the gradients.
-      variables: the variables.
-      operations: number of operations traced before the call, if known.
-    """
+    """The call of an optimizer's `apply` in a step."""
 
     optimizer: keras.Optimizer
     gradients: Sequence[tf.Tensor | tf.IndexedSlices]
     variables: Sequence[keras.Variable]
-    operations: int = 0
+    operations: int = 0  # number of operations traced before the call, if known
 
 
 def run_partitioned(
@@ -85,20 +72,10 @@ def run_partitioned(
     collectives: Collectives,
     sparse: Collection[str] = (),
 ) -> tuple[StepResult, Application | None]:
-    """Adds a partitioned step for a replica's rows to the current graph.
+    """Adds a partitioned step of a compiled and built model, for a replica's rows, to the current graph.
 
-    Args:
-      model: compiled and built model.
-      step: its `train_step` or `test_step`, or another function of a batch that returns values by name.
-      own_rows: the replica's rows.
-      collectives: collectives of all replicas.
-      sparse: paths of the variables whose gradients may be rows.
-
-    Returns:
-      The result of the step, and the application of its gradients; None if it applies none.
-
-    Raises:
-      NotPartitionedError: the step cannot be partitioned.
+    `step` returns values by name. Gradients of the variables with `sparse` paths may be rows. Returns the result of the
+    step, and the application of its gradients, None if it applies none. Raises `NotPartitionedError` if that is impossible.
     """
     applications: list[Application] = []
     one_device_step = _one_device_step(step, applications, sparse)

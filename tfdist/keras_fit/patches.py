@@ -6,7 +6,6 @@ A patched method calls the original unless the model is distributed, or a replic
 import contextlib
 import contextvars
 import functools
-import logging
 import operator
 import os
 import pathlib
@@ -21,6 +20,7 @@ from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy, in_replica_function
 from tfdist.errors import InputError
 from tfdist.keras_fit import one_device
+from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import listener
 from tfdist.step.metrics import KerasMetrics
 
@@ -51,7 +51,6 @@ _NOT_DISTRIBUTED_WARNING = (
     "An optimizer is applied outside fit and train_on_batch: this is not distributed, and every process computes it as "
     "one device would. tfdist distributes fit, evaluate, predict and their ..._on_batch."
 )
-_TRAINING_LOOP = "a training loop that applies an optimizer itself. Put its step into a train_step of a keras.Model"
 _SAVE_METHODS = ("save", "save_weights")
 _SUFFIXES = (".keras", ".h5")  # of single-file formats
 PATCHED_NAMES = (
@@ -71,17 +70,15 @@ _ATTRIBUTE = "_tfdist_distributed"
 _factories: list[Callable[[keras.Model], Distributed]] = []
 _strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()  # strategies of distributed models
 _uses_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's own methods", default=False)
-_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def one_device_context(model: keras.Model) -> Iterator[None]:
     """Context in which a model has its original methods, and variables as on one device."""
     optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
-    metrics = KerasMetrics(model).variables
     token = _uses_one_device.set(True)
     try:
-        with _one_device_updates([*model.variables, *metrics], optimizers):
+        with _one_device_updates([*model.variables, *KerasMetrics(model).variables], optimizers):
             yield
     finally:
         _uses_one_device.reset(token)
@@ -117,14 +114,20 @@ def install() -> None:
     """Patches the names in the table, once per process."""
     for name in _MODEL_METHODS:
         original = getattr(keras.Model, name)
-        replacement = _property(name, original) if isinstance(original, property) else _method(name, original)
-        setattr(keras.Model, name, replacement)
+        setattr(keras.Model, name, (_property if isinstance(original, property) else _method)(name, original))
     for path, name, replacement in _REPLICA_METHODS:
         kind = operator.attrgetter(path)(keras)
         setattr(kind, name, _replica_method(getattr(kind, name), replacement))
     for name in _SAVE_METHODS:
         setattr(keras.Model, name, _atomic_save(getattr(keras.Model, name)))
-    keras.optimizers.Optimizer.apply = _guarded_apply(keras.optimizers.Optimizer.apply)
+    apply = keras.optimizers.Optimizer.apply
+
+    @functools.wraps(apply)
+    def guarded_apply(self: keras.Optimizer, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
+        with _application_context(self, list(trainable_variables or keras_internals.trained_variables(self))):
+            return apply(self, grads, trainable_variables, **kwargs)
+
+    keras.optimizers.Optimizer.apply = guarded_apply
 
 
 def _patch_custom_optimizers(base_class: type[keras.Optimizer]) -> None:
@@ -183,15 +186,6 @@ def _replica_method(original: Callable[..., Any], replacement: Callable[..., Any
     return method
 
 
-def _guarded_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(apply)
-    def method(self: keras.Optimizer, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
-        with _application_context(self, list(trainable_variables or keras_internals.trained_variables(self))):
-            return apply(self, grads, trainable_variables, **kwargs)
-
-    return method
-
-
 def _atomic_save(save: Callable[..., Any]) -> Callable[..., Any]:
     """Patches a save method for programs in which every process saves to the same path.
 
@@ -225,10 +219,11 @@ def _application_context(optimizer: keras.Optimizer, variables: Sequence[keras.V
         return
     if listener():
         raise InputError(
-            f"Only steps of fit, evaluate and train_on_batch can be explained. Received: {_TRAINING_LOOP}."
+            "Only steps of fit, evaluate and train_on_batch can be explained. Received: a training loop that applies an "
+            "optimizer itself. Put its step into a train_step of a keras.Model."
         )
     if not _uses_one_device.get():
-        _warn_once()
+        warn_once(_NOT_DISTRIBUTED_WARNING)
     with _one_device_updates(variables, [optimizer]):
         yield
 
@@ -242,8 +237,3 @@ def _one_device_updates(variables: Sequence[keras.Variable], optimizers: Sequenc
         for strategy in _strategies:
             stack.enter_context(strategy.adoption.as_one_device(all_variables))
         yield
-
-
-@functools.cache
-def _warn_once() -> None:
-    _log.warning(_NOT_DISTRIBUTED_WARNING)

@@ -31,13 +31,12 @@ def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
         # In the order and with the shapes of the step, which may differ from those of `call`.
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # raised when the step is created
             inspect_step(model, model.train_step, spec, lambda *_: None)
-    try:
-        with keras_internals.patched((model, "optimizer", None)) if has_custom_step else contextlib.nullcontext():
-            keras_internals.build(model, spec)
-    except (ValueError, NotImplementedError):
-        # A custom step may create its labels, and its variables when it is traced.
-        if not has_custom_step:
-            raise
+    if not has_custom_step:
+        keras_internals.build(model, spec)
+        return
+    # A custom step may create its labels, and its variables when it is traced.
+    with contextlib.suppress(ValueError, NotImplementedError), keras_internals.patched((model, "optimizer", None)):
+        keras_internals.build(model, spec)
 
 
 _log = logging.getLogger(__name__)
@@ -53,17 +52,16 @@ class Placement:
     def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
         """Places variables as the strategy requires and makes them equal; all peers must have the same ones."""
         candidates = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
-        new_variables = [
-            variable for variable in filter(self._is_replicated, candidates) if not self._is_placed(variable)
-        ]
-        new_variables = list({id(variable): variable for variable in new_variables}.values())
+        replicated = {id(variable): variable for variable in filter(self._is_replicated, candidates)}
+        new_variables = [variable for variable in replicated.values() if not self._is_placed(variable)]
         if not new_variables and not optimizers:
             return
         # Keras numbers names, and processes may have created different numbers of models.
         descriptions = [(strip_counters(v.path), f"{v.dtype}{list(v.shape)}") for v in new_variables]
         with long_timeout("its model") as deadline:
             self._strategy.peers.agree("variables", unique_names(descriptions, mark=" #"), "variable ", deadline)
-        self._strategy.adoption.adopt(new_variables, include_inner(optimizers))
+        wrapped = {id(o): o for optimizer in optimizers for o in (optimizer, inner_optimizer(optimizer))}
+        self._strategy.adoption.adopt(new_variables, list(wrapped.values()))
         self._strategy.synchronize(new_variables)
         self._placed_variables |= {id(variable): weakref.ref(variable) for variable in new_variables}
 
@@ -80,22 +78,13 @@ class Placement:
             return  # a single process, or variables that span processes
         optimizer = model.optimizer if model.compiled else None
         variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
-        placed_variables = [
-            variable for variable in filter(self._is_replicated, variables) if self._is_placed(variable)
-        ]
+        placed_variables = [v for v in filter(self._is_replicated, variables) if self._is_placed(v)]
         checksums = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed_variables]
         with long_timeout("its weights") as deadline:
             all_checksums = self._strategy.peers.gather("weights", checksums, deadline)
         if any(len(peer_checksums) != len(checksums) for peer_checksums in all_checksums):
             return  # different models are reported in `place`
-        for variable, values in zip(placed_variables, zip(*all_checksums, strict=True), strict=True):
-            if len(set(values)) > 1:
-                text = "Weights differ between processes, first in %s: all processes use those of rank 0."
-                _log.warning(text, variable.path)
-                self._strategy.adoption.broadcast_values(placed_variables)
-                return
-
-
-def include_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:
-    """Returns the optimizers, including those wrapped by a `LossScaleOptimizer`."""
-    return list({id(o): o for optimizer in optimizers for o in (optimizer, inner_optimizer(optimizer))}.values())
+        pairs = zip(placed_variables, zip(*all_checksums, strict=True), strict=True)
+        if path := next((variable.path for variable, values in pairs if len(set(values)) > 1), ""):
+            _log.warning("Weights differ between processes, first in %s: all processes use those of rank 0.", path)
+            self._strategy.adoption.broadcast_values(placed_variables)

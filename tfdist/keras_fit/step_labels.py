@@ -4,6 +4,7 @@ A replica computes its own rows only. A value of a custom step may be their mean
 a batch, a mean over weights). A step that needs all rows is partitioned or, failing that, computed by each replica.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -31,28 +32,18 @@ _OPS: dict[int | None, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a s
 
 
 class ReduceOps(NamedTuple):
-    """How the values of replicas are combined into the values of the global batch.
+    """How the values of replicas are combined into the values of the global batch."""
 
-    Attributes:
-      gradients: op for each call of an optimizer's `apply` in a step, in order.
-      logs: op by name for numbers that a step returns; by default means.
-      statistics: variables that a step assigns from its rows, which are averaged over replicas after each step.
-      needs_all_rows: reason why neither means nor sums are correct; empty if they are.
-      static_rows: static number of rows of a batch; None if it is unknown.
-      is_partitioned: whether a step that needs all rows is partitioned; otherwise each replica computes the whole batch.
-      values: the values with their labels.
-      calls: collective calls of the step's code, such as those of `tfdist.gather_rows`.
-      types_without_rule: types of operations without a rule.
-    """
-
-    gradients: Sequence[ReduceOp] = ()
-    logs: Mapping[str, ReduceOp] = {}
+    gradients: Sequence[ReduceOp] = ()  # op for each call of an optimizer's `apply` in a step, in order
+    logs: Mapping[str, ReduceOp] = {}  # op by name for numbers that a step returns; by default means
+    # Variables that a step assigns from its rows, which are averaged over replicas after each step
     statistics: Sequence[keras.Variable] = ()
-    needs_all_rows: str = ""
-    static_rows: int | None = None
+    needs_all_rows: str = ""  # reason why neither means nor sums are correct; empty if they are
+    static_rows: int | None = None  # static number of rows of a batch; None if it is unknown
+    # Whether a step that needs all rows is partitioned; otherwise each replica computes the whole batch
     is_partitioned: bool = False
     values: Sequence[LabelledValue] = ()
-    calls: Sequence[RecordedCall] = ()
+    calls: Sequence[RecordedCall] = ()  # collective calls of the step's code, such as those of `tfdist.gather_rows`
     types_without_rule: Collection[str] = ()
 
     @property
@@ -75,13 +66,9 @@ def per_row_state(model: keras.Model) -> str:
 def reduce_ops(
     model: keras.Model, step: Callable[[Any], Any], spec: Any, results_of_metrics: Collection[str] | None
 ) -> ReduceOps:
-    """Returns how to combine the values of a step.
+    """Returns how to combine the values of a step of a compiled and built model.
 
-    Args:
-      model: compiled and built model.
-      step: its `train_step` or `test_step`.
-      spec: structure of `tf.TensorSpec` of a batch.
-      results_of_metrics: names of the outputs that are results of metrics; None if all are.
+    `results_of_metrics` are the names of the outputs that are results of metrics; None if all are.
     """
     arguments = model, step, spec, results_of_metrics
     ops = _combine(*arguments, "mean")
@@ -102,25 +89,25 @@ def output_dependence(model: keras.Model, function: Callable[[Any], Any], spec: 
         with in_replica(model, collectives), replica_context(Replica(collectives, count_rows(batch), size)):
             return function(batch)
 
+    labels = _labels(call, spec, [], model.non_trainable_variables)
+    if isinstance(labels, str):
+        return labels
+    dependent = (label for label in tf.nest.flatten(labels.results) if label not in (None, Rows(0, COUNT)))
+    return next((LabelledValue("output", "", label, "").sentence for label in dependent), "")
+
+
+def _labels(call: Callable[..., Any], spec: Any, *variables: Sequence[keras.Variable]) -> Labels | str:
+    """Returns the labels of a function's values; if they cannot be derived for any number of rows, the reason."""
     try:
         with record_static_row_reads() as notes:
-            labels = labels_of(call, spec, [], model.non_trainable_variables)
+            labels = labels_of(call, spec, *variables)
     except FAILURES as error:
         return error_summary(error)
-    if notes and has_static_rows(spec):
-        return notes[0]
-    output_labels = (label for label in tf.nest.flatten(labels.results) if label is not None)
-    return next(
-        (LabelledValue("output", "", output, "").sentence for output in output_labels if output != Rows(0, COUNT)), ""
-    )
+    return notes[0] if notes and has_static_rows(spec) else labels
 
 
 def _combine(
-    model: keras.Model,
-    step: Callable[[Any], Any],
-    spec: Any,
-    results_of_metrics: Collection[str] | None,
-    op: ReduceOp,
+    model: keras.Model, step: Callable[[Any], Any], spec: Any, results_of_metrics: Collection[str] | None, op: ReduceOp
 ) -> ReduceOps:
     """Returns how to combine the values of a step whose losses are means or sums over rows; see `reduce_ops`."""
     metrics, state = KerasMetrics(model).variables, [*model.non_trainable_variables, *_learning_rates(model)]
@@ -147,18 +134,12 @@ def _combine(
         logs = {key: tf.convert_to_tensor(value) for key, value in outputs.items() if key not in metric_names}
         return gradients, {key: value for key, value in logs.items() if value.shape.is_fully_defined()}
 
-    try:
-        with record_static_row_reads() as notes:
-            labels = labels_of(call, spec, variables, variables_of_state(metrics, state))
-    except FAILURES as error:
-        return ReduceOps(needs_all_rows=error_summary(error))
-    if notes and has_static_rows(spec):
-        return ReduceOps(needs_all_rows=notes[0])
+    labels = _labels(call, spec, variables, variables_of_state(metrics, state))
+    if isinstance(labels, str):
+        return ReduceOps(needs_all_rows=labels)
     gradients, logs = labels.results
     ops = [{_op(label) for label in application if not is_zero(label)} or {"mean"} for application in gradients]
-    labels_by_path = [
-        pair for application in zip(paths, gradients, strict=True) for pair in zip(*application, strict=True)
-    ]
+    labels_by_path = zip(itertools.chain(*paths), itertools.chain(*gradients), strict=True)
     assignments = list(_assignments(model, metrics, variables, labels))
     values = [
         *(LabelledValue("gradient", path, label, _op(label)) for path, label in labels_by_path),

@@ -24,17 +24,12 @@ ReduceOp = Literal["mean", "sum"]  # over the values of replicas
 
 
 class StepOutputs(NamedTuple):
-    """Specification of the outputs of a step.
+    """Specification of the outputs of a step."""
 
-    Attributes:
-      shapes: shapes by name.
-      sources: metrics, named as in `KerasMetrics.by_metric`, by the names of outputs that are their results.
-      computed_from_metrics: names of outputs that are computed from results of metrics.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]] = {}
+    shapes: Mapping[str, tuple[int, ...]] = {}  # by name
+    # Metrics, named as in `KerasMetrics.by_metric`, by the names of outputs that are their results
     sources: Mapping[str, str] = {}
-    computed_from_metrics: Sequence[str] = ()
+    computed_from_metrics: Sequence[str] = ()  # names of outputs that are computed from results of metrics
 
 
 class Logs:
@@ -50,13 +45,11 @@ class Logs:
         strategy: Strategy,
         store: StateStore,
         name: str,
-        reduce_ops: Mapping[str, ReduceOp] | None = None,
+        reduce_ops: Mapping[str, ReduceOp],
     ):
-        self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, outputs.sources, reduce_ops or {}
-        states = [
-            State(f"{name}/{key}", shape, tf.as_dtype(keras.config.floatx()), True)
-            for key, shape in outputs.shapes.items()
-        ]
+        self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, outputs.sources, reduce_ops
+        dtype = tf.as_dtype(keras.config.floatx())
+        states = [State(f"{name}/{key}", shape, dtype, True) for key, shape in outputs.shapes.items()]
         self._variables = dict(zip(outputs.shapes, store.variables(states), strict=True))
 
     def store(self, outputs: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:

@@ -1,5 +1,6 @@
 """Training and evaluation steps of Keras's methods on replicas, and their loops."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -21,7 +22,6 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, NotFiniteError, with_argument_names
 from tfdist.gradients import Clip, LossScale, ReductionResult, parse_loss_scale, unscale
 from tfdist.keras_fit.batch_readers import BatchReader
-from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import Apply, replica_context
 from tfdist.keras_fit.partitioned_step import Application, batch_for_replica, equal_value_weights, run_partitioned
 from tfdist.keras_fit.placement import Placement
@@ -34,7 +34,7 @@ from tfdist.step.compiled_loop import compile_loop, compile_single_step, make_ho
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.gradient_source import to_dense
-from tfdist.step.layer_state import assign, average_over_rows, refuse_shared_variables, restore_unless, select
+from tfdist.step.layer_state import assign, refuse_shared_variables, replica_means, restore_unless, select
 from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.reduction import Reduction, global_norm
@@ -51,96 +51,16 @@ from tfdist.step.validation import (
 )
 from tfdist.synchronization import WeightSynchronizer
 
-ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
-
-
-class ReplicaLoops:
-    """Runs a replica function for batches; all processes call `on_trace` after its first trace, before it runs."""
-
-    def __init__(self, strategy: Strategy, function: ReplicaFunction, on_trace: Callable[[], None]):
-        self._call = _compile_call(strategy, function, on_trace)
-        self._loop = _compile_loop(strategy, function, on_trace) if strategy.compiles_loops else None
-
-    def run(self, batches: Any, max_steps: int, first_step: int, *, separate_calls: bool) -> int:
-        """Runs the function for one batch, or for up to `max_steps` batches of a `BatchReader`; returns the number of batches.
-
-        Args:
-          batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
-          max_steps: maximum number of batches.
-          first_step: number of the first step.
-          separate_calls: whether to make a call for each batch, because shapes of communicated tensors may differ between
-            batches: TensorFlow's collectives between processes do not support this within one call of a compiled function.
-
-        Raises:
-          StopIteration: there are fewer batches.
-        """
-        if not isinstance(batches, BatchReader):
-            self._call(batches, first_step)
-            return 1
-        steps = batches.next_count(max_steps)
-        if self._loop is None or separate_calls:
-            for number in range(first_step, first_step + steps):
-                self._call(next(batches), number)
-        else:
-            self._loop(batches.rows, first_step, steps)
-            batches.advance(steps)
-        return steps
-
-
-def _compile_loop(
-    strategy: Strategy, function: ReplicaFunction, on_trace: Callable[[], None]
-) -> Callable[[Iterator[Any], int, int], None]:
-    on_first_trace = functools.cache(on_trace)
-
-    def run_step(batch: Any, step: tf.Tensor) -> None:
-        # If the data ends unexpectedly, no part of the step may run, not even parts that do not depend on the data.
-        with tf.control_dependencies(
-            [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
-        ):
-            function(batch, step)
-
-    @tf.function(autograph=False, reduce_retracing=True)
-    def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
-        def body(index: tf.Tensor) -> tf.Tensor:
-            strategy.run(run_step, next(rows), first_step + tf.cast(index, tf.int64))
-            on_first_trace()
-            return index + 1
-
-        tf.while_loop(lambda index: index < steps, body, (tf.constant(0),), parallel_iterations=1)
-
-    return lambda rows, first_step, steps: loop(rows, tf.constant(first_step, tf.int64), tf.constant(steps))
-
-
-def _compile_call(
-    strategy: Strategy, function: ReplicaFunction, on_trace: Callable[[], None]
-) -> Callable[[Any, int], None]:
-    on_first_trace = functools.cache(on_trace)
-
-    def run(batch: Any, step: tf.Tensor) -> None:
-        strategy.run(function, batch, tf.cast(step, tf.int64))
-        on_first_trace()
-
-    step_function = strategy.compiled(run)
-    # DTensor treats a small int64 as a compile-time constant, and recompiles the program when it changes.
-    return lambda batch, step: step_function(batch, tf.constant(step, tf.uint64))
-
 
 class StepsResult(NamedTuple):
-    """The result of several steps.
+    """The result of several steps."""
 
-    Attributes:
-      steps: number of completed steps.
-      outputs: outputs of the last step, if it is a custom one.
-      sources: metrics, see `KerasMetrics.by_metric`, by the names of outputs that are their results.
-      failure: error to raise if the last step was not finite.
-      sums: sums of the metrics' variables over replicas, if the call has drained them.
-    """
-
-    steps: int
-    outputs: Mapping[str, Any] = {}
+    steps: int  # number of completed steps
+    outputs: Mapping[str, Any] = {}  # outputs of the last step, if it is a custom one
+    # Metrics, see `KerasMetrics.by_metric`, by the names of outputs that are their results
     sources: Mapping[str, str] = {}
-    failure: NotFiniteError | None = None
-    sums: Sequence[tf.Tensor] = ()
+    failure: NotFiniteError | None = None  # error to raise if the last step was not finite
+    sums: Sequence[tf.Tensor] = ()  # sums of the metrics' variables over replicas, if the call has drained them
 
 
 class TrainerSteps:
@@ -157,13 +77,11 @@ class TrainerSteps:
         options: RunConfig,
         metrics: KerasMetrics,
         synchronizer: WeightSynchronizer,
-        averaged_variables: Sequence[keras.Variable] = (),
-        keeps_metrics: bool = False,
+        reduce_ops: ReduceOps,
     ):
-        self.needs_all_rows = keeps_metrics
-        settings = dataclasses.replace(
-            _settings(model, strategy, options), averaged_statistics=tuple(averaged_variables)
-        )
+        self.needs_all_rows = bool(reduce_ops.needs_all_rows)
+        settings = _settings(model, strategy, options)
+        settings = dataclasses.replace(settings, averaged_statistics=tuple(reduce_ops.statistics))
         if not model.trainable_variables:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # as in Keras
         self._store = StateStore(strategy)
@@ -194,9 +112,8 @@ class TrainerSteps:
         if bool(result.may_continue):
             return StepsResult(len(losses), sums=result.sums)
         last_step, variables = number + len(losses) - 1, self._model.trainable_variables
-        return StepsResult(
-            len(losses), failure=not_finite_error(last_step, losses[-1], result, variables, self.loss_scale)
-        )
+        failure = not_finite_error(last_step, losses[-1], result, variables, self.loss_scale)
+        return StepsResult(len(losses), failure=failure)
 
     def _run_separately(self, batches: BatchReader, steps: int, number: int) -> StepsResult:
         for index in range(steps):
@@ -211,25 +128,143 @@ class TrainerSteps:
         return float(self._store.array("loss_scale/scale").values) if self._has_loss_scale else None
 
 
-class CustomSteps:
-    """A custom `train_step` or `compute_loss` on each replica's rows, or Keras's own for a loss that is not a mean over rows.
-
-    Gradients are summed over replicas, weighted by rows, where the step applies them, possibly several times; see
-    `tfdist.keras_fit.one_device` for the assumptions about losses. A step that is not finite cannot be undone.
+class _ModelSteps:
+    """A model's `train_step` or `test_step` on each replica's rows, on all rows, or partitioned, and the loops around it.
 
     Attributes:
       outputs: specification of the step's outputs.
       needs_all_rows: whether replicas compute the values of whole batches.
     """
 
-    loss_scale = None
+    _name: str  # of the model's method
     needs_all_rows = False
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        collectives: Collectives,
+        draws: Callable[..., contextlib.AbstractContextManager[None]],
+        seed: int,
+    ):
+        """Initializes the steps; `draws` is a function of `randomness` that returns the context of a replica's draws."""
+        self._model, self._strategy, self._collectives = model, strategy, collectives
+        self._draws, self._seed = draws, seed
+        self._recording, self._store = Recording(collectives), StateStore(strategy)
+        self._statistics: Sequence[keras.Variable] = ()  # restored on a replica without rows, as metrics are
+        self._averaged_statistics: Sequence[keras.Variable] = ()
+        self._sparse: Collection[str] = ()
+        self.outputs, self._reduce_ops = StepOutputs(), ReduceOps()
+        self.compile()
+
+    def compile(self) -> None:
+        """Causes the next batch to trace the step again; all processes compare the first trace of each loop before it runs."""
+        strategy = self._strategy
+
+        def check_trace() -> None:
+            agree_on_plan(strategy.peers, self._recording.calls)
+
+        check_call, check_loop = functools.cache(check_trace), functools.cache(check_trace)
+
+        def run_batch(batch: Any, number: tf.Tensor) -> None:
+            strategy.run(self._run, batch, tf.cast(number, tf.int64))
+            check_call()
+
+        def run_step(batch: Any, number: tf.Tensor) -> None:
+            # If the data ends unexpectedly, no part of the step may run, not even parts that do not depend on the data.
+            leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
+            with tf.control_dependencies(leaves):
+                self._run(batch, number)
+
+        def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
+            def body(index: tf.Tensor) -> tf.Tensor:
+                strategy.run(run_step, next(rows), first_step + tf.cast(index, tf.int64))
+                check_loop()
+                return index + 1
+
+            tf.while_loop(lambda index: index < steps, body, (tf.constant(0),), parallel_iterations=1)
+
+        self._run_batch = strategy.compiled(run_batch)
+        self._loop = tf.function(loop, autograph=False, reduce_retracing=True)
+
+    def _run_batches(self, batches: Any, max_steps: int, first_step: int) -> int:
+        """Runs the step for a `ReplicaRows`, or up to `max_steps` batches of a `BatchReader`; returns the number of batches."""
+        steps = batches.next_count(max_steps) if isinstance(batches, BatchReader) else 1
+        # Only gradients have the same shapes in each step; tensors that the code sends may have other numbers of rows, which
+        # TensorFlow's collectives between processes do not support within one call of a compiled function.
+        calls = [call for call in self._recording.calls if not call.name.startswith("gradients/")]
+        sends_rows = any(None in shape for call in calls for shape in call.shapes)
+        if isinstance(batches, BatchReader) and self._strategy.compiles_loops and not sends_rows:
+            self._loop(batches.rows, tf.constant(first_step, tf.int64), tf.constant(steps))
+            batches.advance(steps)
+            return steps
+        for number in range(first_step, first_step + steps):
+            batch = next(batches) if isinstance(batches, BatchReader) else batches
+            # DTensor treats a small int64 as a compile-time constant, and recompiles the program when it changes.
+            self._run_batch(batch, tf.constant(number, tf.uint64))
+        return steps
+
+    def _set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
+        self._reduce_ops, self.needs_all_rows = reduce_ops, bool(reduce_ops.needs_all_rows)
+        self._logs = Logs(self.outputs, self._strategy, self._store, self._name, reduce_ops.logs)
+
+    def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
+        """Runs the step with number `number`, scalar int64. A replica function."""
+        model, strategy, ops = self._model, self._strategy, self._reduce_ops
+        self._recording = collectives = Recording(self._collectives)
+        step, size = getattr(model, self._name), collectives.size
+        draws = functools.partial(self._draws, randomness.seed_states(model), self._seed, number)
+        layouts = strategy.layouts.compute_layouts(model.trainable_variables)
+        if ops.is_partitioned:
+            with layouts, draws(collectives.rank, size):
+                result, application = run_partitioned(model, step, own_rows, collectives, self._sparse)
+            result.assign()
+            apply = self._make_apply({"mean": to_floatx(1)}, collectives, result.totals)
+            if application and apply:
+                apply(application.optimizer, application.gradients, application.variables)
+            self._logs.store(result.values, equal_value_weights(collectives))
+            return
+        batch, weights, seed_replica, replica = batch_for_replica(
+            own_rows, collectives, self.needs_all_rows, ops.static_rows
+        )
+        variables = [*self._statistics, *KerasMetrics(model).variables]
+        previous_values = [tf.identity(variable) for variable in variables]
+        replica = replica._replace(apply=self._make_apply(weights, collectives))
+        loss_weight = None if replica.has_all_rows or replica.apply is None else weights[ops.gradient_op]
+        with layouts, draws(seed_replica, size), using(replica.collectives), replica_context(replica):
+            with keras_internals.inline_functions(), loss_weight_scope(loss_weight):
+                operations = keras_internals.count_operations()
+                outputs = step(batch)
+                refuse_shared_variables(model, strategy, operations)
+        restore_unless(replica.rows > 0, variables, previous_values)
+        statistics = self._averaged_statistics
+        assign(statistics, replica_means(statistics, weights["mean"], collectives, name="statistics"))
+        self._logs.store(outputs, weights)
+
+    def _make_apply(
+        self,
+        weights: Mapping[ReduceOp, tf.Tensor],
+        collectives: Collectives,
+        totals: Sequence[tf.Tensor] | None = None,
+    ) -> Apply | None:
+        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` are given."""
+        return None
+
+
+class CustomSteps(_ModelSteps):
+    """A custom `train_step` or `compute_loss` on each replica's rows, or Keras's own for a loss that is not a mean over rows.
+
+    Gradients are summed over replicas, weighted by rows, where the step applies them, possibly several times; see
+    `tfdist.keras_fit.one_device` for the assumptions about losses. A step that is not finite cannot be undone.
+    """
+
+    _name = "train_step"
+    loss_scale = None
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, spec: Any, placement: Placement):
         """Traces the model's code with one batch, a structure of `tf.TensorSpec`, and places the variables that it creates."""
-        settings = dataclasses.replace(
-            _settings(model, strategy, options), loss_scale=parse_loss_scale(options.loss_scale)
-        )
+        loss_scale = parse_loss_scale(options.loss_scale)
+        settings = dataclasses.replace(_settings(model, strategy, options), loss_scale=loss_scale)
         if settings.micro_steps > 1 or settings.loss_scale:
             raise InputError(
                 "A custom train_step or compute_loss takes the whole batch at once, and its optimizer scales the loss, as with "
@@ -241,8 +276,8 @@ class CustomSteps:
                 "A model with a DynamicEmbedding is trained by Keras's own steps. Received: a custom train_step or "
                 "compute_loss. Use compile(loss=...) and add_loss."
             )
-        self._model, self._strategy, self._settings = model, strategy, settings
-        self._recording = Recording(strategy.step_collectives)
+        super().__init__(model, strategy, strategy.step_collectives, randomness.replica_draws, settings.seed)
+        self._settings = settings
         applications: list[Application] = []
 
         def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -252,7 +287,7 @@ class CustomSteps:
             applications.clear()  # a step is traced again if its first trace creates variables
             return model.train_step(batch)
 
-        outputs = inspect_step(model, train_step, spec, apply)
+        self.outputs = inspect_step(model, train_step, spec, apply)
         for optimizer, _, variables, _ in applications:
             check_not_wrapped(optimizer)
             check_optimizer(inner_optimizer(optimizer), settings.clip)
@@ -262,74 +297,30 @@ class CustomSteps:
         updated_variables = [variable for call in applications for variable in call.variables]
         metrics = KerasMetrics(model).variables
         placement.place([*model.variables, *metrics, *updated_variables], [call.optimizer for call in applications])
-        self._seeds = randomness.seed_states(model)
         synchronized_ids = statistics_of_all_replicas(model)
         self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in synchronized_ids]
-        self._pending_values = [*self._statistics, *metrics]
-        self.outputs, self._store = outputs, StateStore(strategy)
-        self._reduce_ops = ReduceOps()
-        self._averaged_statistics: list[keras.Variable] = []
         self._sparse = frozenset() if strategy.sums_gradients else sparse_gradient_names(model)
-        self._reductions = [
-            _make_reduction(call, _compression(options), self._store, self._sparse) for call in applications
-        ]
-        self._loops = ReplicaLoops(strategy, self._run, self._check_trace)
+        compression = _compression(options)
+        self._reductions = []
+        for _, gradients, variables, _ in applications:
+            pairs = zip(gradients, variables, strict=True)
+            specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for gradient, v in pairs if gradient is not None]
+            self._reductions.append(Reduction(compression.reducer(specs, {}, self._sparse), specs, self._store))
 
     def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
         """Sets how to combine the values of replicas; called once, before `run`."""
-        self._reduce_ops, self.needs_all_rows = reduce_ops, bool(reduce_ops.needs_all_rows)
+        self._set_reduce_ops(reduce_ops)
         averaged_ids = {id(variable) for variable in reduce_ops.statistics}
         self._averaged_statistics = [variable for variable in self._statistics if id(variable) in averaged_ids]
-        self._logs = Logs(self.outputs, self._strategy, self._store, "train_step", reduce_ops.logs)
 
     def run(self, batches: Any, max_steps: int, number: int) -> StepsResult:
         """Same as `TrainerSteps.run`."""
-        # Only gradients have the same shapes in each step; tensors that the code sends may have other numbers of rows.
-        calls = [call for call in self._recording.calls if not call.name.startswith("gradients/")]
-        sends_rows = any(None in shape for call in calls for shape in call.shapes)
-        steps = self._loops.run(batches, max_steps, number, separate_calls=sends_rows)
-        logs = self._logs.read()
+        steps, logs = self._run_batches(batches, max_steps, number), self._logs.read()
         name = next((name for name, value in logs.items() if not np.all(np.isfinite(value))), None)
         if name is None:
             return StepsResult(steps, logs, self._logs.sources)
         failure = f"train_step returned a value that is not finite at step {number + steps - 1}: {name}={logs[name]}."
         return StepsResult(steps, logs, failure=NotFiniteError(failure))
-
-    def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
-        self._recording = collectives = Recording(self._strategy.step_collectives)
-        if self._reduce_ops.is_partitioned:
-            return self._run_partitioned(own_rows, number, collectives)
-        ops = self._reduce_ops
-        replica_batch = batch_for_replica(own_rows, collectives, bool(ops.needs_all_rows), ops.static_rows)
-        previous_values = [tf.identity(variable) for variable in self._pending_values]
-        randomness.reseed(self._seeds, self._settings.seed, number, replica_batch.number)
-        replica = replica_batch.replica._replace(apply=self._make_apply(replica_batch.weights, collectives))
-        draws = randomness.replica_draws(
-            self._seeds, self._settings.seed, number, replica_batch.number, collectives.size
-        )
-        with using(replica.collectives), replica_context(replica), draws, keras_internals.inline_functions():
-            with loss_weight_scope(None if replica.has_all_rows else replica_batch.weights[ops.gradient_op]):
-                operations = keras_internals.count_operations()
-                logs = self._model.train_step(replica_batch.batch)
-                refuse_shared_variables(self._model, self._strategy, operations)
-        restore_unless(replica.rows > 0, self._pending_values, previous_values)
-        average_over_rows(self._averaged_statistics, replica_batch.weights["mean"], collectives)
-        self._logs.store(logs, replica_batch.weights)
-        return None
-
-    def _run_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, collectives: Collectives) -> None:
-        randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
-        with randomness.replica_draws(self._seeds, self._settings.seed, number, collectives.rank, collectives.size):
-            arguments = self._model, self._model.train_step, own_rows, collectives, self._sparse
-            result, application = run_partitioned(*arguments)
-        result.assign()
-        if application:
-            apply = self._make_apply({"mean": to_floatx(1)}, collectives, result.totals)
-            apply(application.optimizer, application.gradients, application.variables)
-        self._logs.store(result.values, equal_value_weights(collectives))
-
-    def _check_trace(self) -> None:
-        agree_on_plan(self._strategy.peers, self._recording.calls)
 
     def _make_apply(
         self,
@@ -337,7 +328,6 @@ class CustomSteps:
         collectives: Collectives,
         totals: Sequence[tf.Tensor] | None = None,
     ) -> Apply:
-        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` are given."""
         counter = itertools.count()
 
         def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
@@ -347,12 +337,11 @@ class CustomSteps:
             weight = weights[self._reduce_ops.gradients[index] if self._reduce_ops.gradients else "mean"]
             gradients = [g if v.path in self._sparse else to_dense(g, v) for g, v in pairs]
             weighted_gradients = [_weighted(gradient, weight) for gradient in gradients]
-            state = reduction.state()
+            state, updated_variables = reduction.state(), [variable for _, variable in pairs]
             if totals is not None:
                 reduction_result = ReductionResult(list(totals), list(totals), state, list(totals))
             else:
                 reduction_result = reduction.reduce(weighted_gradients, collectives, name=f"gradients/{index}")
-            updated_variables = [variable for _, variable in pairs]
             with replica_context(None):  # the model's code ends here
                 if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                     is_finite = reduction_result.all_finite()
@@ -364,9 +353,7 @@ class CustomSteps:
 
         return apply
 
-    def _apply(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
+    def _apply(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
         self._strategy.apply(optimizer, self._settings.clip(gradients, global_norm(gradients)), variables)
 
     def _apply_scaled(
@@ -399,81 +386,30 @@ def _weighted(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.T
     return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
 
 
-def _make_reduction(
-    application: Application, compression: Compression, store: StateStore, sparse: Collection[str]
-) -> Reduction:
-    pairs = zip(application.gradients, application.variables, strict=True)
-    specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for gradient, v in pairs if gradient is not None]
-    return Reduction(compression.reducer(specs, {}, sparse), specs, store)
+class EvaluationSteps(_ModelSteps):
+    """Keras's own `test_step` or a custom one."""
 
-
-class EvaluationSteps:
-    """Keras's own `test_step` or a custom one, on each replica's rows, on all rows, or partitioned.
-
-    Attributes:
-      needs_all_rows: whether replicas compute the values of whole batches.
-    """
+    _name = "test_step"
 
     def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        options: RunConfig,
-        sums: MetricSums,
-        reduce_ops: ReduceOps,
-        outputs: StepOutputs,
+        self, model: keras.Model, strategy: Strategy, options: RunConfig, reduce_ops: ReduceOps, outputs: StepOutputs
     ):
-        self._model, self._strategy, self._options, self._sums = model, strategy, options, sums
-        self._reduce_ops, self.needs_all_rows = reduce_ops, bool(reduce_ops.needs_all_rows)
-        self._logs = Logs(outputs, strategy, StateStore(strategy), "test_step", reduce_ops.logs)
-        self._recording = Recording(strategy.collectives)
+        draws = functools.partial(randomness.inference_draws, purpose="evaluate")
+        super().__init__(model, strategy, strategy.collectives, draws, options.seed)
+        self.outputs = outputs
+        self._set_reduce_ops(reduce_ops)
         self._number = 0  # number of the next batch, for the seeds of random layers
-        self.compile()
-
-    def compile(self) -> None:
-        """Causes the next batch to trace the step again."""
-        self._loops = ReplicaLoops(self._strategy, self._run, self._check_trace)
 
     def run(self, batches: Any, max_steps: int) -> StepsResult:
         """Evaluates up to `max_steps` batches of a `BatchReader`, or one `ReplicaRows`."""
-        steps = 0
+        first_number = self._number
         if not self._number and isinstance(batches, BatchReader):
             # The trace of a step shows whether it sends rows, whose number may change from step to step.
-            steps = self._run_batches(next(batches), 1)
+            self._number += self._run_batches(next(batches), 1, self._number)
+        steps = self._number - first_number
         if not steps or not (max_steps == 1 or batches.is_at_end):
-            steps += self._run_batches(batches, max_steps - steps)
-        return StepsResult(steps, self._logs.read(), self._logs.sources)
-
-    def _run_batches(self, batches: Any, max_steps: int) -> int:
-        steps = self._loops.run(batches, max_steps, self._number, separate_calls=self._recording.has_unknown_shapes)
-        self._number += steps
-        return steps
-
-    def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
-        variables, seeds = self._sums.metrics.variables, randomness.seed_states(self._model)
-        previous_values = [tf.identity(variable) for variable in variables]
-        self._recording = collectives = Recording(self._strategy.collectives)
-        random_numbers = functools.partial(randomness.inference_draws, seeds, self._options.seed, "evaluate", number)
-        layout_context = self._strategy.layouts.compute_layouts(self._model.trainable_variables)
-        if self._reduce_ops.is_partitioned:
-            with layout_context, random_numbers(collectives.rank, collectives.size):
-                result, _ = run_partitioned(self._model, self._model.test_step, own_rows, collectives)
-            result.assign()
-            self._logs.store(result.values, equal_value_weights(collectives))
-            return
-        batch, weights, seed_replica, replica = batch_for_replica(
-            own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows
-        )
-        with layout_context, random_numbers(seed_replica, self._strategy.replicas), using(replica.collectives):
-            with replica_context(replica), keras_internals.inline_functions():
-                operations = keras_internals.count_operations()
-                outputs = self._model.test_step(batch)
-                refuse_shared_variables(self._model, self._strategy, operations)
-        restore_unless(replica.rows > 0, variables, previous_values)
-        self._logs.store(outputs, weights)
-
-    def _check_trace(self) -> None:
-        agree_on_plan(self._strategy.peers, self._recording.calls)
+            self._number += self._run_batches(batches, max_steps - steps, self._number)
+        return StepsResult(self._number - first_number, self._logs.read(), self._logs.sources)
 
 
 def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Settings:

@@ -21,59 +21,45 @@ from tfdist.step.metrics import ModelMetrics, drain
 from tfdist.step.reduction import run_if
 from tfdist.step.step import Step
 
+Tracing = Callable[[str], contextlib.AbstractContextManager[None]]  # of a part of a step, by name
 
-class FirstTrace:
-    """Synchronizes the first trace of each part of a step: an error in one process is raised in all of them."""
 
-    def __init__(self, strategy: Strategy):
-        self._strategy = strategy
-        self._traced_parts: set[str] = set()
+def first_trace(strategy: Strategy) -> Tracing:
+    """Returns a context of traces: the first trace of each part raises in all processes if it raises in one of them."""
+    traced_parts: set[str] = set()
 
     @contextlib.contextmanager
-    def trace(self, part: str) -> Iterator[None]:
-        """Context in which a part is traced. The first trace raises in all processes if it raises in one of them."""
-        with (
-            contextlib.nullcontext()
-            if part in self._traced_parts
-            else self._strategy.raise_on_all_members(f"step/{part}")
-        ):
+    def trace(part: str) -> Iterator[None]:
+        with contextlib.nullcontext() if part in traced_parts else strategy.raise_on_all_members(f"step/{part}"):
             yield
-        self._traced_parts.add(part)
+        traced_parts.add(part)
+
+    return trace
 
 
 class LoopResult(NamedTuple):
-    """The result of one call of the loop.
+    """The result of one call of the loop."""
 
-    Attributes:
-      losses: [steps]; the global loss of each step that was run.
-      is_finite: [steps] bool; whether each step was finite and therefore updated the weights.
-      norm: scalar; global gradient norm of the last step.
-      may_continue: scalar bool; False if the run must end here.
-      gradient_finite: [variables] bool; whether each variable's gradient was finite at the last step; empty if unknown.
-      wait_seconds: scalar float64; seconds that this process waited for data.
-      compute_seconds: [local replicas] float64; seconds in which each replica computed its local gradients.
-      numbers: [rows] int64; indices of the examples of this process's replicas, step by step; empty if the iterator
-        does not provide them.
-      skipped: [replicas] int32; number of steps that each replica skipped while others did not; empty if replicas
-        always skip a step together.
-      sizes: [steps] int32; number of indices in `numbers` for each step; empty if it is the same for all steps.
-      stage_updates: [stages] int32; number of updates of each pipeline stage; empty if all are updated together.
-      sums: result of `drain` if the call drained the metrics, else empty.
-      updates: the updates of parameter servers, in order, as JSON; empty unless workers compute whole batches.
-    """
-
-    losses: tf.Tensor
-    is_finite: tf.Tensor
-    norm: tf.Tensor
-    may_continue: tf.Tensor
+    losses: tf.Tensor  # [steps]; the global loss of each step that was run
+    is_finite: tf.Tensor  # [steps] bool; whether each step was finite and therefore updated the weights
+    norm: tf.Tensor  # scalar; global gradient norm of the last step
+    may_continue: tf.Tensor  # scalar bool; False if the run must end here
+    # [variables] bool; whether each variable's gradient was finite at the last step; empty if unknown
     gradient_finite: tf.Tensor | tuple[()]
-    wait_seconds: tf.Tensor
-    compute_seconds: tf.Tensor
+    wait_seconds: tf.Tensor  # scalar float64; seconds that this process waited for data
+    compute_seconds: tf.Tensor  # [local replicas] float64; seconds in which each replica computed its local gradients
+    # [rows] int64; indices of the examples of this process's replicas, step by step; empty if the iterator does not
+    # provide them
     numbers: tf.Tensor
+    # [replicas] int32; number of steps that each replica skipped while others did not; empty if replicas always skip a
+    # step together
     skipped: tf.Tensor | tuple[()] = ()
+    # [steps] int32; number of indices in `numbers` for each step; empty if it is the same for all steps
     sizes: tf.Tensor | tuple[()] = ()
+    # [stages] int32; number of updates of each pipeline stage; empty if all are updated together
     stage_updates: tf.Tensor | tuple[()] = ()
-    sums: Sequence[tf.Tensor] = ()
+    sums: Sequence[tf.Tensor] = ()  # result of `drain` if the call drained the metrics, else empty
+    # The updates of parameter servers, in order, as JSON; empty unless workers compute whole batches
     updates: Sequence[Mapping[str, Any]] = ()
 
     def example_ranges(self, first_step: int) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -100,19 +86,12 @@ class _StepResult(NamedTuple):
 
 
 class LoopReport(NamedTuple):
-    """The report of one step of a loop, or of all steps together.
+    """The report of one step of a loop, or of all steps together."""
 
-    Attributes:
-      values: tensors, stacked over the steps.
-      wait_seconds: scalar float64; seconds that this process waited for data, summed over the steps.
-      compute_seconds: [local replicas] float64; seconds of computation, summed over the steps.
-      numbers: indices of the examples of this process's replicas, concatenated over the steps.
-    """
-
-    values: Sequence[Any]
-    wait_seconds: Any
-    compute_seconds: Any
-    numbers: Any
+    values: Sequence[Any]  # tensors, stacked over the steps
+    wait_seconds: Any  # scalar float64; seconds that this process waited for data, summed over the steps
+    compute_seconds: Any  # [local replicas] float64; seconds of computation, summed over the steps
+    numbers: Any  # indices of the examples of this process's replicas, concatenated over the steps
 
 
 Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], LoopResult]
@@ -124,23 +103,36 @@ def compile_loop(step: Step, strategy: Strategy) -> Loop:
 
     `with_norm` requests the gradient norm at the last step of the call.
     """
-    return _compile(step, strategy) if strategy.compiles_loops else make_host_loop(step, strategy)
+    if not strategy.compiles_loops:
+        return make_host_loop(step, strategy)
+    dtype, trace = keras.config.floatx(), first_trace(strategy)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        def run_step(index: tf.Tensor, _: Any) -> tuple[Any, LoopReport]:
+            needs_norm = tf.logical_and(with_norm, tf.equal(index, steps - 1))
+            return _next_step(step, strategy, trace, iterator, first_step + tf.cast(index, tf.int64), needs_norm)
+
+        initial_state = tf.zeros([], dtype), tf.constant(True), tf.ones([len(step.variables)], tf.bool)
+        specs = [tf.TensorSpec([], dtype), tf.TensorSpec([], tf.bool)]
+        end_state, report = run_loop(run_step, initial_state, steps, specs, strategy, continues=lambda last: last[1])
+        (losses, is_finite), (norm, may_continue, gradient_finite) = report.values, end_state
+        return LoopResult(losses, is_finite, norm, may_continue, gradient_finite, *report[1:])
+
+    return loop
 
 
 def compile_single_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -> Loop:
     """Returns a `Loop` for calls of one step that also drain the metrics: one function without a loop."""
     if not strategy.compiles_loops:
         return make_host_loop(step, strategy)
-    first_trace = FirstTrace(strategy)
+    trace = first_trace(strategy)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run_step(iterator: Iterator[Any], number: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        start_time, batch, numbers = timed_batch(iterator, strategy)
-        result = _run_step(step, strategy, first_trace, batch, number, with_norm)
-        wait_seconds = _arrival_time(result, batch, strategy) - start_time
-        end_state = result.norm, result.may_continue, result.gradient_finite
-        times, sums = (wait_seconds, result.compute_seconds), drain(metrics, strategy)
-        return LoopResult(result.loss[None], result.is_finite[None], *end_state, *times, numbers, sums=sums)
+        end_state, report = _next_step(step, strategy, trace, iterator, number, with_norm)
+        loss, is_finite = report.values
+        return LoopResult(loss[None], is_finite[None], *end_state, *report[1:], sums=drain(metrics, strategy))
 
     return lambda iterator, first_step, steps, with_norm: run_step(iterator, first_step, with_norm)
 
@@ -182,7 +174,7 @@ def _describe_weights(step: int, result: LoopResult) -> str:
     if len(counts) < 2:
         return "The weights are those before that step."
     update_steps = step - (len(result.losses) - 1) + counts
-    stages = [_stage_names(np.flatnonzero(updates == count)) for count in counts]
+    stages = [" and ".join(f"stage {stage}" for stage in np.flatnonzero(updates == count)) for count in counts]
     weights = ", ".join(
         f"those of {names} before step {number}" for names, number in zip(stages, update_steps, strict=True)
     )
@@ -192,48 +184,16 @@ def _describe_weights(step: int, result: LoopResult) -> str:
     )
 
 
-def _stage_names(stages: np.ndarray) -> str:
-    """Returns for example `stages 0 and 2`."""
-    *first, last = map(str, stages)
-    return f"stages {', '.join(first)} and {last}" if first else f"stage {last}"
-
-
-def _compile(step: Step, strategy: Strategy) -> Loop:
-    dtype, first_trace = keras.config.floatx(), FirstTrace(strategy)
-
-    @tf.function(autograph=False, reduce_retracing=True)
-    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        def run_step(index: tf.Tensor, _: Any) -> tuple[Any, LoopReport]:
-            start_time, batch, numbers = timed_batch(iterator, strategy)
-            needs_norm = tf.logical_and(with_norm, tf.equal(index, steps - 1))
-            result = _run_step(step, strategy, first_trace, batch, first_step + tf.cast(index, tf.int64), needs_norm)
-            wait_seconds = _arrival_time(result, batch, strategy) - start_time
-            end_state = result.norm, result.may_continue, result.gradient_finite
-            return end_state, LoopReport([result.loss, result.is_finite], wait_seconds, result.compute_seconds, numbers)
-
-        initial_state = tf.zeros([], dtype), tf.constant(True), tf.ones([len(step.variables)], tf.bool)
-        specs = [tf.TensorSpec([], dtype), tf.TensorSpec([], tf.bool)]
-        (norm, may_continue, finite), report = run_loop(
-            run_step, initial_state, steps, specs, strategy, continues=lambda last: last[1]
-        )
-        losses, is_finite = report.values
-        return LoopResult(losses, is_finite, norm, may_continue, finite, *report[1:])
-
-    return loop
-
-
 def make_host_loop(step: Step, strategy: Strategy) -> Loop:
     """Returns a `Loop` for engines that run one step at a time, and for Python iterators.
 
     The host launches all steps of a call and waits at the end; each step receives from the previous one whether it may
     be applied.
     """
-    first_trace = FirstTrace(strategy)
-
-    def run_numbered_step(batch: Any, number: tf.Tensor, *args: Any) -> _StepResult:
-        return _run_step(step, strategy, first_trace, batch, tf.cast(number, tf.int64), *args)
-
-    run_step = strategy.compiled(run_numbered_step)
+    trace = first_trace(strategy)
+    run_step = strategy.compiled(
+        lambda batch, number, *args: _run_step(step, strategy, trace, batch, tf.cast(number, tf.int64), *args)
+    )
 
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         results: list[_StepResult] = []
@@ -249,45 +209,52 @@ def make_host_loop(step: Step, strategy: Strategy) -> Loop:
             number = tf.cast(first_step + index, tf.uint64)
             results.append(run_step(batch, number, needs_norm, may_apply))
             may_apply = results[-1].may_continue
-        is_end = [not local_value(result.may_continue) for result in results]
-        results = results[: is_end.index(True) + 1] if True in is_end else results
-        last_result = results[-1]
-        return LoopResult(
-            tf.stack([local_value(result.loss) for result in results]),
-            tf.stack([local_value(result.is_finite) for result in results]),
-            local_value(last_result.norm),
-            local_value(last_result.may_continue),
-            local_value(last_result.gradient_finite),
-            np.float64(wait_seconds),
-            local_value(last_result.compute_seconds),
-            tf.concat(numbers[: len(results)], 0),
-        )
-
-    def local_value(value: tf.Tensor) -> tf.Tensor:
-        return strategy.local(value)[0]
+        local_results = [_StepResult(*(strategy.local(value)[0] for value in result)) for result in results]
+        is_end = [not result.may_continue for result in local_results]
+        local_results = local_results[: is_end.index(True) + 1] if True in is_end else local_results
+        losses, is_finite = (tf.stack([result[i] for result in local_results]) for i in (0, 1))
+        _, _, norm, may_continue, gradient_finite, _, compute_seconds = local_results[-1]
+        times = np.float64(wait_seconds), compute_seconds
+        all_numbers = tf.concat(numbers[: len(local_results)], 0)
+        return LoopResult(losses, is_finite, norm, may_continue, gradient_finite, *times, all_numbers)
 
     return loop
+
+
+def _next_step(
+    step: Step, strategy: Strategy, trace: Tracing, iterator: Iterator[Any], number: tf.Tensor, with_norm: tf.Tensor
+) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], LoopReport]:
+    """Runs the step of the next batch, inside a compiled function.
+
+    Returns (norm, whether the run may continue, whether each gradient was finite), and a report of the loss and `is_finite`.
+    """
+    start_time, batch, numbers = timed_batch(iterator, strategy)
+    result = _run_step(step, strategy, trace, batch, number, with_norm)
+    arrival_time = result.arrival_time
+    if strategy.compiles_replicas:
+        arrival_time = time_after([strategy.local(part)[0] for part in tf.nest.flatten(batch)])
+    report = LoopReport([result.loss, result.is_finite], arrival_time - start_time, result.compute_seconds, numbers)
+    return (result.norm, result.may_continue, result.gradient_finite), report
 
 
 def _run_step(
     step: Step,
     strategy: Strategy,
-    first_trace: FirstTrace,
+    trace: Tracing,
     batch: Any,
     number: tf.Tensor,
     with_norm: tf.Tensor,
     may_apply: tf.Tensor | None = None,
 ) -> _StepResult:
     """Runs one step, inside a compiled function; if `may_apply` is False, it changes nothing."""
-    with first_trace.trace("compute"):
+    with trace("compute"):
         replica_result = strategy.run(step.compute, batch, number, with_norm)
     if may_apply is not None:
         replica_result = strategy.run(step.with_condition, replica_result, may_apply)
-    loss, norm = (
-        tf.cast(strategy.local(x)[0], keras.config.floatx()) for x in (replica_result.loss, replica_result.norm)
+    loss, norm, finite = (
+        strategy.local(x)[0] for x in (replica_result.loss, replica_result.norm, replica_result.finite)
     )
-    finite = strategy.local(replica_result.finite)[0]
-    with first_trace.trace("plan"):
+    with trace("plan"):
         unused_indices = step.unused_variables()
 
     updated_variables = [variable for i, variable in enumerate(step.variables) if i not in unused_indices]
@@ -302,9 +269,9 @@ def _run_step(
         strategy.run(lambda: strategy.optimizer_shards.exchange(updated_variables))
     may_continue = step.may_continue(finite, [strategy.local(value)[0] for value in replica_result.scale[-1:]])
     return _StepResult(
-        loss,
+        tf.cast(loss, keras.config.floatx()),
         finite,
-        norm,
+        tf.cast(norm, keras.config.floatx()),
         may_continue=may_continue if may_apply is None else tf.logical_and(may_apply, may_continue),
         gradient_finite=gradient_finite,
         arrival_time=strategy.local(replica_result.arrival_time)[0],
@@ -353,17 +320,16 @@ def run_loop(
     return state, LoopReport(values, final.wait_seconds, final.compute_seconds, final.numbers.concat())
 
 
+def count_steps(is_end: tf.Tensor) -> tf.Tensor:
+    """Returns the number of steps up to the first in a [steps] bool that is True, and all steps if there is none."""
+    return tf.where(tf.reduce_any(is_end), tf.argmax(tf.cast(is_end, tf.int32)) + 1, tf.size(is_end, tf.int64))
+
+
 def timed_batch(iterator: Iterator[Any], strategy: Strategy) -> tuple[tf.Tensor, Any, tf.Tensor]:
     """Returns the time of the request for the next batch, and the result of `split_numbers`. For compiled functions."""
     start_time = tf.timestamp()
     with tf.control_dependencies([start_time]):
         return start_time, *split_numbers(next(iterator), strategy)
-
-
-def _arrival_time(result: _StepResult, batch: Any, strategy: Strategy) -> tf.Tensor:
-    if not strategy.compiles_replicas:
-        return result.arrival_time
-    return time_after([strategy.local(part)[0] for part in tf.nest.flatten(batch)])
 
 
 def split_numbers(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:

@@ -1,7 +1,6 @@
 """The steps of one trainer: the current reducer, the loop compiled for it, and probe steps that do not train."""
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.staged_model import pipeline_without_flush
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop
-from tfdist.step.compression import Compression, EngineSum
+from tfdist.step.compression import Compression
 from tfdist.step.delayed_step import DelayedStep, compile_delayed_loop, compile_timed_steps
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.local_step import compile_local_loop
@@ -52,26 +51,19 @@ class Steps:
         store: StateStore,
         metrics: ModelMetrics,
     ):
-        self.model = model
-        self.strategy = strategy
+        self.model, self.strategy = model, strategy
         self.specs = named_specs(model.trainable_variables, "loss")
-        self.compression = EngineSum() if strategy.sums_gradients else compression
+        self.compression = compression
         self.overrides: dict[str, str] = {}
         self.end = 0
-        self._settings = replace(
-            settings, sparse=sparse_gradient_names(model) if self.compression.takes_rows else frozenset()
-        )
-        self._store = store
-        self._metrics = metrics
+        takes_rows = compression.takes_rows and not strategy.sums_gradients
+        sparse = sparse_gradient_names(model) if takes_rows else frozenset()
+        self._settings, self._store, self._metrics = replace(settings, sparse=sparse), store, metrics
         self._loops: dict[Any, tuple[Step, Loop]] = {}
         self._current: Step | None = None
 
     def loop(
-        self,
-        batch_size: int | None,
-        make: MakeLoop = compile_loop,
-        rate: float = 1.0,
-        is_local: bool = False,
+        self, batch_size: int | None, make: MakeLoop = compile_loop, rate: float = 1.0, is_local: bool = False
     ) -> Loop:
         """Returns the loop for a batch size and the current compression methods.
 
@@ -85,9 +77,7 @@ class Steps:
         if key not in self._loops:
             with self.strategy.raise_on_all_members("loop"):
                 step, loop = self._create_loop(batch_size, make, is_local)
-            optimizer = inner_optimizer(self.model.optimizer)
-            context = functools.partial(_learning_rate_scope, optimizer, rate)
-            self._loops[key] = (step, _run_in_context(context, loop))
+            self._loops[key] = (step, _learning_rate_scope(inner_optimizer(self.model.optimizer), rate)(loop))
         self._current, loop = self._loops[key]
         return loop
 
@@ -105,10 +95,13 @@ class Steps:
         """
         if pipeline := pipeline_without_flush(self.strategy):
             check_without_flush(pipeline.schedule.name, find="learning_rate")
-        step = self._step(batch_size)
-        optimizer = inner_optimizer(self.model.optimizer)
-        context = functools.partial(keras_internals.replace_learning_rate, optimizer, rate)
-        return _run_in_context(context, compile_loop(step, self.strategy))
+        loop, optimizer = compile_loop(self._step(batch_size), self.strategy), inner_optimizer(self.model.optimizer)
+
+        def run(*arguments: Any) -> LoopResult:
+            with keras_internals.replace_learning_rate(optimizer, rate):
+                return loop(*arguments)
+
+        return run
 
     def _create_loop(self, batch_size: int | None, make: MakeLoop, is_local: bool) -> tuple[Step, Loop]:
         if is_local:
@@ -157,9 +150,7 @@ class Steps:
         The choice is part of the state: `compression/choice` contains, for each gradient, the index of its method among
         the candidates, or -1.
 
-        Args:
-          methods: methods by name of gradient.
-          candidates: methods to choose from.
+        `methods` are by name of gradient.
         """
         self.overrides |= methods
         indices = [candidates.index(methods[s.name]) if s.name in methods else -1 for s in self.specs]
@@ -168,14 +159,12 @@ class Steps:
 
     def restore_methods(self, overrides: Mapping[str, str]) -> None:
         """Restores the methods of a resumed run. User code that only the checkpoint names is not run."""
-        self.overrides = {
-            name: methods for name, methods in overrides.items() if self.compression.includes_code(methods)
-        }
+        includes_code = self.compression.includes_code
+        self.overrides = {name: methods for name, methods in overrides.items() if includes_code(methods)}
         unknown = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
         if unknown and self.strategy.is_chief:
-            _log.warning(
-                "The previous run had chosen %s, which --compression no longer names: ignoring it.", ", ".join(unknown)
-            )
+            text = "The previous run had chosen %s, which --compression no longer names: ignoring it."
+            _log.warning(text, ", ".join(unknown))
         if self.overrides and self.compression.choice:
             self._choice_variable()
 
@@ -204,10 +193,8 @@ class Steps:
             self.use_all_reduce_table(AlgorithmTable(tuple(Band(*band) for band in bands)))
 
     def _choice_variable(self) -> tf.Variable:
-        [variable] = self._store.variables(
-            [State("compression/choice", (len(self.specs),), tf.int32, False, initial=-1)]
-        )
-        return variable
+        states = [State("compression/choice", (len(self.specs),), tf.int32, False, initial=-1)]
+        return self._store.variables(states)[0]
 
     def use_exact_sums(self, names: Sequence[str]) -> None:
         """Switches gradients to exact sums. The first sum includes the error that error feedback has stored."""
@@ -216,6 +203,8 @@ class Steps:
 
     def reducer(self) -> Reducer:
         """Returns the current reducer."""
+        if self.strategy.sums_gradients:  # by its engine; a bucket would gather their shards
+            return Sum()
         return self.compression.reducer(self.specs, self.overrides, self._settings.sparse)
 
     def compressible(self) -> list[tf.TensorSpec]:
@@ -302,12 +291,12 @@ class Steps:
         Empty before the first step, and if the engine itself sums the gradients.
         """
         step = self._current
-        if step is None or step.gradient_calls is None:
-            return {}
+        if step is None or step.gradient_calls is None or self.strategy.sums_gradients:
+            return {}  # `tfdist layout` predicts the messages of an engine
         exact_bytes = sum(map(tensor_bytes, self.specs))
         messages = step.source.messages
         message_bytes = messages.payload_bytes if messages else 0
-        return cost_of(self.compression.payload_bytes(step.gradient_calls), exact_bytes, message_bytes)
+        return cost_of(step.gradient_calls.payload_bytes, exact_bytes, message_bytes)
 
 
 @contextlib.contextmanager
@@ -315,12 +304,3 @@ def _learning_rate_scope(optimizer: keras.Optimizer, rate: float) -> Iterator[No
     """Context in which updates are traced with a scaled learning rate and with the momentum of its schedule."""
     with keras_internals.scale_learning_rate(optimizer, rate), keras_internals.scheduled_momentum(optimizer):
         yield
-
-
-def _run_in_context(context: Callable[[], contextlib.AbstractContextManager[None]], loop: Loop) -> Loop:
-
-    def run(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        with context():
-            return loop(iterator, first_step, steps, with_norm)
-
-    return run

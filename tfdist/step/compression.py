@@ -6,28 +6,20 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfdist.collectives import Recording
 from tfdist.config.rules import user_methods
-from tfdist.gradients import Reducer, Sum
+from tfdist.gradients import Reducer
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, create_reducer, parse_choice
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """Options of the sum of gradients over replicas.
+    """Options of the sum of gradients over replicas."""
 
-    Attributes:
-      methods: value of `--compression`, or a custom reducer.
-      min_bytes: gradients smaller than this many bytes are summed exactly.
-      bucket_bytes: small gradients are sent together in messages of at most this many bytes.
-      bucket_order: order in which these messages and large gradients are sent: "backward" or "smallest".
-    """
-
-    methods: str | Reducer = "none"
-    min_bytes: int = COMPRESSION_MIN_BYTES
-    bucket_bytes: int = BUCKET_BYTES
-    bucket_order: str = BACKWARD
+    methods: str | Reducer = "none"  # value of `--compression`, or a custom reducer
+    min_bytes: int = COMPRESSION_MIN_BYTES  # gradients smaller than this many bytes are summed exactly
+    bucket_bytes: int = BUCKET_BYTES  # small gradients are sent together in messages of at most this many bytes
+    bucket_order: str = BACKWARD  # order in which these messages and large gradients are sent: "backward" or "smallest"
 
     @property
     def takes_rows(self) -> bool:
@@ -63,22 +55,3 @@ class Compression:
             bucket_bytes=self.bucket_bytes,
             bucket_order=self.bucket_order,
         )
-
-    def payload_bytes(self, recording: Recording) -> int:
-        """Returns the number of bytes that a replica sends for gradients."""
-        return recording.payload_bytes
-
-
-class EngineSum(Compression):
-    """Leaves gradients unchanged for a strategy whose engine sums them: a bucket would gather their shards."""
-
-    takes_rows = False
-
-    def reducer(
-        self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
-    ) -> Reducer:
-        return Sum()
-
-    def payload_bytes(self, recording: Recording) -> int:
-        """Returns 0: the engine does not report its messages, which `tfdist layout` predicts."""
-        return 0

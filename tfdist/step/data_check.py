@@ -39,7 +39,7 @@ _DATA_ERROR_WORDS = re.compile(
 )
 _ENGINE_ERROR_WORDS = re.compile(r"Distributed\w*Variable|replica context|strategy\.scope|SymbolicTensor")
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # methods a model may override
-_LOCATION = re.compile(r'^File "(.+)", line (\d+)', re.MULTILINE)
+_LOCATION = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
 
 
 @contextlib.contextmanager
@@ -74,8 +74,8 @@ def explain_mismatch(element_spec: Any) -> Iterator[None]:
             ) from error
         raise InputError(
             f"Model, loss and metrics must fit the data. Received: examples with {', '.join(parts)}; "
-            f"{error_summary(error)}"
-            f"{_user_code(locations)}. Change the model, --loss or --metrics, or the data.{_notes(error)}"
+            f"{error_summary(error)}{_user_code(locations)}. Change the model, --loss or --metrics, or the data."
+            f"{_notes(error)}"
         ) from error
 
 
@@ -98,7 +98,7 @@ def _graph_locations(error: tf.errors.OpError) -> list[tuple[str, str]]:
     """Returns the locations that created the failed operation; empty if it is not an operation of the model."""
     if _NON_MODEL_OPERATIONS.search(error.message):
         return []
-    return [(f"{os.sep}{path.lstrip(os.sep)}", line) for path, line in _LOCATION.findall(_strip_lines(error.message))]
+    return [(f"{os.sep}{path.lstrip(os.sep)}", line) for path, line in _LOCATION.findall(error.message)]
 
 
 def _is_in_overridden_step(error: BaseException) -> bool:
@@ -111,10 +111,6 @@ def _in_keras(locations: list[tuple[str, str]]) -> bool:
     return any(path.startswith(_KERAS) for path, _ in locations) and locations[-1][0].startswith(_LIBRARIES)
 
 
-def _strip_lines(text: str) -> str:
-    return "\n".join(line.strip() for line in text.splitlines())
-
-
 def _describe_specs(specs: Any) -> str:
     text = keras.tree.map_structure(lambda spec: f"{spec.dtype.name}{list(spec.shape)}", specs)
     return str(text).replace("'", "")
@@ -122,10 +118,8 @@ def _describe_specs(specs: Any) -> str:
 
 def _user_code(locations: list[tuple[str, str]]) -> str:
     """Returns the innermost location in user code, such as a custom layer, in parentheses; "" if there is none."""
-    user_locations = (
-        location for location in reversed(locations) if not location[0].startswith((*_LIBRARIES, *_TFDIST, *_PYTHON))
-    )
-    return next((f" ({path}, line {line})" for path, line in user_locations), "")
+    known = (*_LIBRARIES, *_TFDIST, *_PYTHON)
+    return next((f" ({path}, line {line})" for path, line in reversed(locations) if not path.startswith(known)), "")
 
 
 def _notes(error: BaseException) -> str:
@@ -139,41 +133,24 @@ _PROBABILITIES = {**dict.fromkeys((_SPARSE, *_CATEGORICAL), "softmax"), **dict.f
 
 
 class Finding(NamedTuple):
-    """The result of a rule.
+    """The result of a rule."""
 
-    Attributes:
-      text: the problem, its effect and the remedy.
-      is_error: whether training is certainly wrong, rather than only suspicious.
-    """
-
-    text: str
-    is_error: bool = False
+    text: str  # the problem, its effect and the remedy
+    is_error: bool = False  # whether training is certainly wrong, rather than only suspicious
 
 
 class Labels(NamedTuple):
-    """The labels of one output, and their loss.
+    """The labels of one output, and their loss."""
 
-    Attributes:
-      name: name in messages.
-      shape: shape of one example's labels; None for an unknown dim.
-      dtype: name of their dtype.
-      values: [rows, ...]; labels of some examples; None if only shape and dtype are known.
-      weights: [rows, ...]; weights of these examples; None if all have the same weight.
-      loss: name of the Keras loss; "" for any other loss.
-      options: arguments of the loss.
-      outputs: shape of the model's output for one example; None if unknown.
-      activation: name of the output's last activation; None if unknown.
-    """
-
-    name: str
-    shape: tuple[int | None, ...]
-    dtype: str
-    values: np.ndarray | None
-    weights: np.ndarray | None
-    loss: str
-    options: Mapping[str, Any]
-    outputs: tuple[int | None, ...] | None
-    activation: str | None
+    name: str  # name in messages
+    shape: tuple[int | None, ...]  # shape of one example's labels; None for an unknown dim
+    dtype: str  # name of their dtype
+    loss: str  # name of the Keras loss; "" for any other loss
+    options: Mapping[str, Any]  # arguments of the loss
+    values: np.ndarray | None = None  # [rows, ...]; labels of some examples; None if only shape and dtype are known
+    weights: np.ndarray | None = None  # [rows, ...]; weights of these examples; None if all have the same weight
+    outputs: tuple[int | None, ...] | None = None  # shape of the model's output for one example; None if unknown
+    activation: str | None = None  # name of the output's last activation; None if unknown
 
     @property
     def classes(self) -> int | None:
@@ -275,38 +252,23 @@ _BYTE = 255
 _MIN_BYTE_PEAK = 64  # scaled images have no pixel of this value
 
 
-class Inputs(NamedTuple):
-    """One array of inputs, or of sample weights.
-
-    Attributes:
-      name: name in messages.
-      values: [rows, ...]; values of some examples.
-      scales: whether the model may scale the array: it has a layer or an operation that does, or its code is unknown.
-    """
-
-    name: str
-    values: np.ndarray
-    scales: bool
-
-
-def non_finite_location(inputs: Inputs) -> str:
+def _non_finite_location(name: str, values: np.ndarray) -> str:
     """Returns the location of NaN or inf: "x", or "column 3 of x" if examples are rows of a table; "" if there is none."""
-    values = inputs.values
     if not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
         return ""
     if values.ndim != 2 or values.shape[1] == 1:
-        return inputs.name
+        return name
     columns = [str(column) for column in np.flatnonzero(~np.isfinite(values).all(axis=0))]
     if len(columns) > _MAX_COLUMNS:
-        return f"{len(columns)} columns of {inputs.name}, such as {', '.join(columns[:_MAX_COLUMNS])}"
+        return f"{len(columns)} columns of {name}, such as {', '.join(columns[:_MAX_COLUMNS])}"
     if len(columns) == 1:
-        return f"column {columns[0]} of {inputs.name}"
-    return f"columns {', '.join(columns[:-1])} and {columns[-1]} of {inputs.name}"
+        return f"column {columns[0]} of {name}"
+    return f"columns {', '.join(columns[:-1])} and {columns[-1]} of {name}"
 
 
-def _input_findings(inputs: Inputs) -> Iterator[Finding]:
-    values = inputs.values
-    if location := non_finite_location(inputs):
+def _input_findings(name: str, values: np.ndarray, is_scaled: bool) -> Iterator[Finding]:
+    """Yields problems of inputs or weights; `is_scaled` tells whether the model may scale them."""
+    if location := _non_finite_location(name, values):
         rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
         kinds = [name for name, is_kind in (("NaN", np.isnan(values)), ("inf", np.isinf(values))) if is_kind.any()]
         yield Finding(
@@ -315,11 +277,11 @@ def _input_findings(inputs: Inputs) -> Iterator[Finding]:
         )
         return
     is_image = values.ndim in (3, 4) and (values.dtype == np.uint8 or np.issubdtype(values.dtype, np.floating))
-    if inputs.scales or not is_image or values.min() < 0 or (values != np.round(values)).any():
+    if is_scaled or not is_image or values.min() < 0 or (values != np.round(values)).any():
         return
     if _MIN_BYTE_PEAK < values.max() <= _BYTE:
         yield Finding(
-            f"{inputs.name} has values of 0 to {values.max():g}, like bytes of images, and no layer of the model scales them: "
+            f"{name} has values of 0 to {values.max():g}, like bytes of images, and no layer of the model scales them: "
             "training is slow, or diverges. Divide by 255, or begin the model with keras.layers.Rescaling(1 / 255)."
         )
 
@@ -341,13 +303,11 @@ def spec_findings(model: keras.Model, element_spec: Any) -> list[Finding]:
       model: compiled model.
       element_spec: structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
     """
-    specs = _flatten(element_spec[1], "y")
-    losses = keras_internals.user_losses(model)
+    specs, losses = _flatten(element_spec[1], "y"), keras_internals.user_losses(model)
     outputs = getattr(model, "outputs", None) or []
-    if len(specs) == len(losses) == len(outputs) == 1:
-        all_labels = [_labels(name, spec, loss, outputs[0]) for (name, spec), loss in zip(specs, losses, strict=True)]
-    else:  # losses are matched to labels only after they are built
-        all_labels = [_labels(name, spec, None, None) for name, spec in specs]
+    if not len(specs) == len(losses) == len(outputs) == 1:  # losses are matched to labels only after they are built
+        losses, outputs = [None] * len(specs), [None]
+    all_labels = [_labels(*leaf, loss, outputs[0]) for leaf, loss in zip(specs, losses, strict=True)]
     return [finding for labels in all_labels for finding in _label_findings(labels)]
 
 
@@ -359,58 +319,47 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
       examples: structure (x, y) or (x, y, sample_weight) of arrays [rows, ...].
     """
     x, y, *weights = examples
-    scales = _may_scale(model)
-    results = [finding for name, array in _flatten(x, "x") for finding in _input_findings(Inputs(name, array, scales))]
+    is_scaled = _may_scale(model)
+    results = [finding for leaf in _flatten(x, "x") for finding in _input_findings(*leaf, is_scaled)]
     for name, array in _flatten(weights[0], "sample_weight") if weights else ():
-        results += _input_findings(Inputs(name, array, True))
+        results += _input_findings(name, array, is_scaled=True)
     for labels in _labels_by_output(model, y, weights[0] if weights else None):
         results += _label_findings(labels)
     return results
 
 
 def non_finite_locations(examples: Any) -> list[str]:
-    """Returns the locations of NaN and inf in (x, y) or (x, y, sample_weight); see `non_finite_location`."""
-    named_parts = zip(("x", "y", "sample_weight"), examples, strict=False)
-    arrays = [leaf for name, part in named_parts for leaf in _flatten(part, name)]
-    locations = [non_finite_location(Inputs(name, array, True)) for name, array in arrays]
-    return [location for location in locations if location]
+    """Returns the locations of NaN and inf in (x, y) or (x, y, sample_weight), such as "x" or "column 3 of x"."""
+    leaves = [leaf for name, part in zip(_PARTS, examples, strict=False) for leaf in _flatten(part, name)]
+    return [location for leaf in leaves if (location := _non_finite_location(*leaf))]
 
 
 def _labels_by_output(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:
     """Yields the labels of each output that has a loss."""
-    names = keras.tree.pack_sequence_as(y, [name for name, _ in _flatten(y, "y")])
-    losses = keras_internals.flat_losses(model)
+    names, losses = [name for name, _ in _flatten(y, "y")], keras_internals.flat_losses(model)
     outputs = getattr(model, "outputs", None) or [None] * len(losses)
     if not losses or len(outputs) != len(losses) or len(keras.tree.flatten(y)) != len(losses):
         return  # no output has a loss, or some have none
     labels_by_path, outputs_by_path = keras_internals.match_structures(model, y, outputs)
-    names_by_path, _ = keras_internals.match_structures(model, names, outputs)
+    names_by_path, _ = keras_internals.match_structures(model, keras.tree.pack_sequence_as(y, names), outputs)
     shared_weights = None if keras.tree.is_nested(weights) else weights
     for path, loss, _ in losses:
-        values = value_at_path(labels_by_path, path)
-        yield _labels(value_at_path(names_by_path, path), values, loss, value_at_path(outputs_by_path, path))._replace(
-            values=values, weights=shared_weights
-        )
+        name, values, output = (value_at_path(part, path) for part in (names_by_path, labels_by_path, outputs_by_path))
+        yield _labels(name, values, loss, output)._replace(values=values, weights=shared_weights)
 
 
 def _labels(name: str, values: Any, loss: Any, output: keras.KerasTensor | None) -> Labels:
     """Returns labels without values; `values` is a `tf.TensorSpec` of one example or an array [rows, ...]."""
-    is_spec = isinstance(values, tf.TensorSpec)
+    shape = tuple(values.shape) if isinstance(values, tf.TensorSpec) else tuple(values.shape[1:])
     loss_name, options = keras_internals.loss_form(loss) if loss is not None else ("", {})
-    return Labels(
-        name=name,
-        shape=tuple(values.shape) if is_spec else tuple(values.shape[1:]),
-        dtype=values.dtype.name,
-        values=None,
-        weights=None,
-        loss=loss_name,
-        options=options,
-        outputs=None if output is None else tuple(output.shape[1:]),
-        activation=None if output is None else keras_internals.last_activation(output),
-    )
+    labels = Labels(name, shape, values.dtype.name, loss_name, options)
+    if output is None:
+        return labels
+    return labels._replace(outputs=tuple(output.shape[1:]), activation=keras_internals.last_activation(output))
 
 
 def _may_scale(model: keras.Model) -> bool:
+    """Returns whether a model has a layer or an operation that scales its inputs, or its code is unknown."""
     has_layers_only = all(isinstance(operation, keras.Layer) for operation in getattr(model, "operations", ()))
     is_known = bool(getattr(model, "outputs", None)) and has_layers_only
     layers: Sequence[keras.Layer] = keras_internals.layers_of(model)
@@ -419,11 +368,9 @@ def _may_scale(model: keras.Model) -> bool:
 
 def _flatten(structure: Any, name: str) -> list[tuple[str, Any]]:
     """Returns the leaves of a structure, with names such as x["age"]."""
-    if isinstance(structure, dict):
-        return [leaf for key in sorted(structure) for leaf in _flatten(structure[key], f'{name}["{key}"]')]
-    if isinstance(structure, tuple | list):
-        return [leaf for number, part in enumerate(structure) for leaf in _flatten(part, f"{name}[{number}]")]
-    return [(name, structure)]
+    leaves = keras.tree.flatten_with_path(structure)
+    keys = [[f'["{key}"]' if isinstance(key, str) else f"[{key}]" for key in path] for path, _ in leaves]
+    return [(name + "".join(path_keys), leaf) for path_keys, (_, leaf) in zip(keys, leaves, strict=True)]
 
 
 def as_arrays(element: Any) -> Any:

@@ -28,7 +28,7 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Passes
 from tfdist.pipelining.stage_costs import CrossingSpec, crossing_specs
 from tfdist.step import randomness
-from tfdist.step.compiled_loop import FirstTrace, Loop, LoopReport, LoopResult, run_loop, split_numbers
+from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, count_steps, first_trace, run_loop, split_numbers
 from tfdist.step.layer_state import assign
 from tfdist.step.pipelined_step import MicroBatch, PipelinedGradients, split_rows
 from tfdist.step.reduction import ComputeResult, run_if, square_norms
@@ -37,56 +37,35 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 
 Weights = list[tf.Tensor]
-StepState = tuple[
-    Any, list[tf.Tensor]
-]  # a `PipelineState`, and indices of the examples of the batches that were read ahead
+StepState = tuple[Any, list[tf.Tensor]]  # a `PipelineState`, and the examples' indices in batches that were read ahead
 
 
 class PendingMicroBatch(NamedTuple):
-    """A micro-batch between its forward and its backward pass.
+    """A micro-batch between its forward and its backward pass."""
 
-    Attributes:
-      residuals: tensors that the backward pass needs.
-      share: its contribution to the reported loss.
-      state: values of the stage's other variables, such as moving statistics, after its forward pass.
-    """
-
-    residuals: list[tf.Tensor]
-    share: tf.Tensor
-    state: list[tf.Tensor]
+    residuals: list[tf.Tensor]  # tensors that the backward pass needs
+    share: tf.Tensor  # its contribution to the reported loss
+    state: list[tf.Tensor]  # values of the stage's other variables, such as moving statistics, after its forward pass
 
 
 class PipelineState(NamedTuple):
-    """The state of the stage between two steps.
+    """The state of the stage between two steps."""
 
-    Attributes:
-      state: values of the stage's other variables after the latest forward pass.
-      latest: list of the latest batch that was read; empty without read-ahead.
-      received: tensors that the previous stage sent for the next forward pass.
-      pending: pending micro-batches, in their order.
-    """
-
-    state: list[tf.Tensor]
-    latest: list[Any]
-    received: list[tf.Tensor]
-    pending: list[PendingMicroBatch]
+    state: list[tf.Tensor]  # values of the stage's other variables after the latest forward pass
+    latest: list[Any]  # list of the latest batch that was read; empty without read-ahead
+    received: list[tf.Tensor]  # tensors that the previous stage sent for the next forward pass
+    pending: list[PendingMicroBatch]  # pending micro-batches, in their order
 
 
 class StageResult(NamedTuple):
-    """The result of a step in one stage.
+    """The result of a step in one stage."""
 
-    Attributes:
-      share: scalar; contribution of the stage to the loss of the global batch.
-      finite: scalar bool; whether this and the stage's gradients are finite, and the stage was updated. Each stage decides
-        separately: without a flush, other stages may be updated before this one has its gradients.
-      squares: scalar; sum of the squared gradients, if requested, else 0.
-      gradient_finite: [variables] bool.
-    """
-
-    share: tf.Tensor
+    share: tf.Tensor  # scalar; contribution of the stage to the loss of the global batch
+    # Scalar bool; whether this and the stage's gradients are finite, and the stage was updated. Each stage decides
+    # separately: without a flush, other stages may be updated before this one has its gradients.
     finite: tf.Tensor
-    squares: tf.Tensor
-    gradient_finite: tf.Tensor
+    squares: tf.Tensor  # scalar; sum of the squared gradients, if requested, else 0
+    gradient_finite: tf.Tensor  # [variables] bool
 
 
 class DelayedStep:
@@ -130,17 +109,12 @@ class DelayedStep:
         rows = self.batch_size // strategy.replicas // self.count
         self.input_specs = crossing_specs(self._graph.received, rows)
         self.output_specs = crossing_specs(self._graph.sent, rows)
-        state = [_crossing(variable, has_gradient=False) for variable in self._state_variables]
-        weights = [_crossing(variable, has_gradient=True) for variable in step.variables]
+        state = [CrossingSpec(tf.TensorSpec(v.shape, v.dtype), has_gradient=False) for v in self._state_variables]
+        weights = [CrossingSpec(tf.TensorSpec(v.shape, v.dtype), has_gradient=True) for v in step.variables]
         self.received, self.sent = [*weights, *state, *self.input_specs], [*self.output_specs, *state]
 
     def begin(self, step: tf.Tensor, batches: Sequence[Any]) -> PipelineState:
-        """Computes the forward passes that precede a step. A replica function.
-
-        Args:
-          step: scalar int64; number of updates done.
-          batches: the next `read_ahead` batches.
-        """
+        """Computes the forward passes that precede step `step`, of the next `read_ahead` batches. A replica function."""
         state = [tf.identity(keras_internals.value_of(variable)) for variable in self._state_variables]
         pipeline_state = PipelineState(state, list(batches[-1:]), [], [])
         newer_weights = self.weights()
@@ -170,9 +144,8 @@ class DelayedStep:
         self.source.begin()
         with using(self.step.begin_trace()):
             values = self.step.side_effects.begin()
-            batches = {self.read_ahead: batch}
-            if pipeline_state.latest:
-                batches[self.read_ahead - 1] = pipeline_state.latest[0]
+            latest = pipeline_state.latest
+            batches = dict(enumerate([*latest, batch], start=self.read_ahead - len(latest)))
             totals = self.source.totals(batch, self.batch_size) if self._graph.is_last else []
             passes = _TracedPasses(self, step, pipeline_state, batches, self.source.clock or NoClock(), totals)
             received = pipeline_state.received
@@ -190,10 +163,8 @@ class DelayedStep:
 
     def versions(self) -> list[Weights]:
         """Returns the weights of 0, 1, ... updates ago."""
-        return [
-            self.weights(),
-            *([tf.convert_to_tensor(variable) for variable in version] for version in self._old_versions),
-        ]
+        old_versions = [[tf.convert_to_tensor(variable) for variable in version] for version in self._old_versions]
+        return [self.weights(), *old_versions]
 
     def passes(self, arguments: Any) -> Passes:
         """Returns the passes of the stage, traced when they are first needed."""
@@ -214,9 +185,8 @@ class DelayedStep:
         """See `tfdist.pipelining.passes.Stage`."""
         variables = [*self.step.variables, *self._state_variables]
         scope = keras_internals.RecordedScope(zip(variables, received[: len(variables)], strict=True))
-        sent, value, recorded_value = self.source.forward(
-            self._graph, micro_batch, received[len(variables) :], values=scope
-        )
+        tensors = received[len(variables) :]
+        sent, value, recorded_value = self.source.forward(self._graph, micro_batch, tensors, values=scope)
         new_state = (tf.identity(scope.get_current_value(variable)) for variable in self._state_variables)
         return Forward([*sent, *new_state], value, recorded_value)
 
@@ -248,9 +218,8 @@ class DelayedStep:
         squares = tf.cond(with_norm, lambda: tf.add_n([zero, *square_norms(batch_gradients)]), lambda: zero)
         no_time = tf.zeros([], tf.float64)
         clipped_gradients = self.step.settings.clip(batch_gradients, zero)  # by value, never by norm
-        result = ComputeResult(
-            clipped_gradients, reduction.state, [], initial_values, value, finite, squares, no_time, no_time
-        )
+        values = initial_values, value, finite, squares, no_time, no_time
+        result = ComputeResult(clipped_gradients, reduction.state, [], *values)
         unused_indices = self.step.unused_variables()
 
         def apply() -> None:
@@ -259,9 +228,8 @@ class DelayedStep:
                 assign(version, values)
             assign(self._state_variables, passes.state)
 
-        return StageResult(
-            value, finite, squares, run_if(finite, apply, lambda: self.step.undo(result), batch_gradients)
-        )
+        gradient_finite = run_if(finite, apply, lambda: self.step.undo(result), batch_gradients)
+        return StageResult(value, finite, squares, gradient_finite)
 
 
 FILL = "fill"
@@ -334,9 +302,8 @@ class _TracedPasses:
     def backward(self, index: int) -> None:
         """Computes the backward pass of the first pending micro-batch, and sends the gradients of its inputs."""
         step, micro_batch = self._step, self._pending.popleft()
-        specs = [crossing.spec for crossing in step.output_specs if crossing.has_gradient]
         gradients: list[tf.Tensor] = []
-        if specs:
+        if specs := [crossing.spec for crossing in step.output_specs if crossing.has_gradient]:
             with tf.control_dependencies(self.results[-2]):
                 gradients = Link(self._link, step.number + 1).receive(specs, f"{step.number + 1}B{index}")
         assert step._passes
@@ -352,26 +319,20 @@ class _TracedPasses:
         self._clock.end(self.results[-1])
 
 
-def _crossing(variable: Any, *, has_gradient: bool) -> CrossingSpec:
-    return CrossingSpec(tf.TensorSpec(variable.shape, variable.dtype), has_gradient)
-
-
 def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[], int]) -> Loop:
     """Returns a `Loop`; `end` returns the step at which the run ends, beyond which no batch is read."""
-    first_trace = FirstTrace(strategy)
+    trace = first_trace(strategy)
     previous: tuple[Any, int, Any] = None, -1, None  # iterator, next step, and state after the previous call
 
     @tf.function(autograph=False, reduce_retracing=True)
     def begin(iterator: Iterator[Any], first_step: tf.Tensor, end_step: tf.Tensor) -> StepState:
-        batches: list[Any] = []
-        numbers: list[tf.Tensor] = []
+        elements: list[Any] = []
         for index in range(step.read_ahead):
-            latest = (batches[-1], numbers[-1]) if batches else None
-            batch, example_indices = _read(iterator, strategy, first_step + index < end_step, latest)
-            batches.append(batch)
-            numbers.append(example_indices)
-        with first_trace.trace("begin"):
-            return strategy.run(step.begin, first_step, batches), numbers
+            latest = elements[-1] if elements else None
+            elements.append(_read(iterator, strategy, first_step + index < end_step, latest))
+        with trace("begin"):
+            state = strategy.run(step.begin, first_step, [batch for batch, _ in elements])
+        return state, [numbers for _, numbers in elements]
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(
@@ -393,10 +354,9 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
                 batch, numbers = _read(iterator, strategy, number + step.read_ahead < end_step, latest)
             wait_seconds = time_after(batch) - start_time
             needs_norm = tf.logical_and(with_norm, tf.equal(index, steps - 1))
-            with first_trace.trace("advance"):
-                pipeline_state, result = strategy.run(
-                    step.advance, pipeline_state, batch, number, needs_norm, all_finite
-                )
+            with trace("advance"):
+                arguments = pipeline_state, batch, number, needs_norm, all_finite
+                pipeline_state, result = strategy.run(step.advance, *arguments)
             all_numbers: list[tf.Tensor] = [*previous_numbers, numbers]
             report = tf.stack([tf.cast(x, tf.float64) for x in (result.share, result.finite)])
             gradient_finite = tf.where(all_finite, result.gradient_finite, was_gradient_finite)
@@ -474,21 +434,18 @@ def _merge_reports(
     `report` has, for each step, [2] float64: the stage's share of the loss, and whether the stage was updated.
     """
     local_report = tf.concat([report.values[0], [[tf.cast(squares, tf.float64), 1.0]]], axis=0)
-
-    def gather() -> tf.Tensor:
-        return strategy.pipeline_collectives.all_gather([local_report], name="stages/reports")[0]
-
-    reports = tf.reshape(strategy.run(gather), [strategy.grid.stages, -1, 2])
+    collectives = strategy.pipeline_collectives
+    reports = strategy.run(lambda: collectives.all_gather([local_report], name="stages/reports")[0])
+    reports = tf.reshape(reports, [strategy.grid.stages, -1, 2])
     shares, is_updated = tf.unstack(reports, axis=-1)  # each [stages, steps + 1]
     not_finite = tf.reduce_any(tf.equal(is_updated[:, :-1], 0), axis=0)
-    has_failed = tf.reduce_any(not_finite)
-    step_count = tf.where(has_failed, tf.argmax(tf.cast(not_finite, tf.int32)) + 1, tf.size(not_finite, tf.int64))
+    step_count = count_steps(not_finite)
     losses, floatx = tf.reduce_sum(shares[:, :-1], axis=0), keras.config.floatx()
     return LoopResult(
         losses=tf.cast(losses[:step_count], floatx),
         is_finite=tf.logical_not(not_finite)[:step_count],
         norm=tf.cast(tf.sqrt(tf.reduce_sum(shares[:, -1])), floatx),
-        may_continue=tf.logical_not(has_failed),
+        may_continue=tf.logical_not(tf.reduce_any(not_finite)),
         gradient_finite=gradient_finite,
         wait_seconds=report.wait_seconds,
         compute_seconds=report.compute_seconds,

@@ -86,26 +86,18 @@ class MicroStepState:
 
 
 class LocalGradients(NamedTuple):
-    """The contribution of a replica to a step.
+    """The contribution of a replica to a step."""
 
-    Attributes:
-      gradients: gradient of each variable: a tensor, or rows if the reducer accepts them.
-      loss: scalar; this replica's share of the loss.
-    """
-
+    # Gradient of each variable: a tensor, or rows if the reducer accepts them
     gradients: list[tf.Tensor | tf.IndexedSlices]
-    loss: tf.Tensor
+    loss: tf.Tensor  # scalar; this replica's share of the loss
 
 
 class GradientSource:
     """Computes the gradients of one model and updates its metrics.
 
     Attributes:
-      model: the model.
       strategy: strategy whose replicas run the step.
-      settings: options of the step.
-      metrics: metrics of the model.
-      collectives: collectives of the replicas.
       variables: the trainable variables.
       seeds: states of the random layers.
       scale: state of the loss scale; empty without loss scaling.
@@ -143,7 +135,8 @@ class GradientSource:
         self.seeds = randomness.seed_states(model)
         self.scale = store.variables(settings.scale_state())
         self.unused_indices: list[frozenset[int]] = []
-        self._is_sparse = [spec.name in settings.sparse for spec in named_specs(self.variables)]
+        sparse = settings.sparse if settings.micro_steps == 1 else ()
+        self._sends_rows = [spec.name in sparse for spec in named_specs(self.variables)]
         self._micro_step_state = MicroStepState(model, strategy)
 
     def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
@@ -177,6 +170,11 @@ class GradientSource:
         if self.settings.clip.norm:
             return result._replace(norm=global_norm(result.gradients))
         return result._replace(norm=tf.cond(with_norm, lambda: global_norm(result.gradients), lambda: result.norm))
+
+    @property
+    def loss_scale(self) -> tf.Tensor | None:
+        """The current factor of the loss; None without loss scaling."""
+        return tf.convert_to_tensor(self.scale[0]) if self.scale else None
 
     def _one_device_step(self, batch: Any) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         gradients, value = self._micro_step(self._differentiate, batch, count_rows(batch))
@@ -231,13 +229,12 @@ class GradientSource:
         """Scales a local loss so that the shares of all replicas add up to the mean over the global batch."""
         batch_size = self.settings.batch_size
         weight = loss.to_floatx(share.batch_size) / loss.to_floatx(batch_size)
-        terms = [term * tf.cast(weight, term.dtype) for term in share.terms]
-        return LossShare(share.value * tf.cast(weight, share.value.dtype), terms, share.rows, batch_size)
+        value, *terms = (term * tf.cast(weight, term.dtype) for term in (share.value, *share.terms))
+        return LossShare(value, terms, share.rows, batch_size)
 
     def _compile(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
         if not self.settings.jit_compile:
             return differentiate
-
         compiled = tf.function(differentiate, jit_compile=True, autograph=False)
 
         def call_compiled(*args: Any) -> Any:
@@ -251,7 +248,7 @@ class GradientSource:
     def _differentiate(
         self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None = None
     ) -> tuple[list[tf.Tensor], LossShare, Any]:
-        scale = tf.convert_to_tensor(self.scale[0]) if self.scale else None
+        scale = self.loss_scale
 
         def scaled_loss(batch: Any) -> tuple[tf.Tensor, Any]:
             value, share, outputs = self._loss(batch, batch_size, totals)
@@ -259,18 +256,11 @@ class GradientSource:
 
         gradients, _, (share, outputs) = self.strategy.gradients(scaled_loss, self.variables, batch)
         self.unused_indices.append(frozenset(i for i, g in enumerate(gradients) if g is None))
-        takes_rows = self.settings.micro_steps == 1
-        accepted_gradients = [
-            g
-            if takes_rows and is_sparse and isinstance(g, tf.IndexedSlices)
-            else to_dense(g, v, self.strategy.gradient_shape(v))
-            for g, v, is_sparse in zip(gradients, self.variables, self._is_sparse, strict=True)
+        gradients = [
+            g if sends_rows and isinstance(g, tf.IndexedSlices) else to_dense(g, v, self.strategy.gradient_shape(v))
+            for g, v, sends_rows in zip(gradients, self.variables, self._sends_rows, strict=True)
         ]
-        return (
-            (accepted_gradients if scale is None else [unscale(g, scale) for g in accepted_gradients]),
-            share,
-            outputs,
-        )
+        return [g if scale is None else unscale(g, scale) for g in gradients], share, outputs
 
     def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Any, ...]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -280,20 +270,15 @@ class GradientSource:
         parts = loss.terms(self.model, y, outputs, weight)
         if totals is None:
             totals = loss.totals(parts, batch_size, current())
-        value, recorded_value, shares = loss.training_losses(self.model, parts, totals, rows, batch_size)
+        losses = keras_internals.data_losses(self.model), keras_internals.weight_losses(self.model)
+        value, recorded_value, shares = loss.training_losses(losses, parts, totals, rows, batch_size)
         return value, LossShare(recorded_value, shares, rows, batch_size), outputs
 
 
 def to_dense(
     gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable, shape: tf.TensorShape | None = None
 ) -> tf.Tensor:
-    """Returns a dense gradient: zeros for None, and rows scattered to their indices.
-
-    Args:
-      gradient: the gradient of a variable.
-      variable: the variable.
-      shape: see `Strategy.gradient_shape`; the variable's shape by default.
-    """
+    """Returns a dense gradient: zeros for None, and rows scattered to their indices; see `Strategy.gradient_shape`."""
     shape = variable.shape if shape is None else shape
     if gradient is None:
         return tf.zeros(shape if shape.is_fully_defined() else tf.shape(variable.value), variable.dtype)

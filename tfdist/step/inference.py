@@ -30,11 +30,8 @@ class Evaluator:
     """Evaluates one model; caches compiled functions."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, seed: int, metrics: ModelMetrics, drain: Any):
-        self._model = model
+        self._model, self._strategy, self._metrics, self._drain = model, strategy, metrics, drain
         self._seed, self._seeds = seed, randomness.seed_states(model)
-        self._strategy = strategy
-        self._metrics = metrics
-        self._drain = drain
         if strategy.compiles_loops:
             self._run = tf.function(self._sum_on_device, autograph=False, reduce_retracing=True)
         else:
@@ -86,10 +83,8 @@ class Evaluator:
         return np.sum(sums, axis=0)
 
     def _loop_on_host(self, iterator: Any, start: tf.Tensor, end: tf.Tensor, static_rows: int | None) -> tf.Tensor:
-        results = [
-            self._evaluate_batch(next(iterator), tf.constant(number, tf.int64))
-            for number in range(int(start), int(end))
-        ]
+        numbers = [tf.constant(number, tf.int64) for number in range(int(start), int(end))]
+        results = [self._evaluate_batch(next(iterator), number) for number in numbers]
         return tf.add_n([self._strategy.local(sums)[0] for sums in results])
 
     def _sum_on_device(self, iterator: Any, start: tf.Tensor, end: tf.Tensor, static_rows: int | None) -> tf.Tensor:
@@ -97,10 +92,8 @@ class Evaluator:
         batch_sums = functools.partial(self._batch_sums, static_rows=static_rows)
 
         def body(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            replica_sums = self._strategy.local(
-                self._strategy.run(batch_sums, next(iterator), tf.cast(index, tf.int64))
-            )
-            return index + 1, sums + tf.add_n(replica_sums)
+            replica_sums = self._strategy.run(batch_sums, next(iterator), tf.cast(index, tf.int64))
+            return index + 1, sums + tf.add_n(self._strategy.local(replica_sums))
 
         initial = (start, tf.zeros([length], tf.float64))
         _, local_sums = tf.while_loop(lambda index, _: index < end, body, initial, parallel_iterations=1)
@@ -117,9 +110,7 @@ class Evaluator:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(own_rows.batch)
         rows, previous_values = own_rows.rows, [tf.identity(variable) for variable in self._metrics.variables]
         collectives = mask_if_empty(self._strategy.collectives, rows)
-        draws = randomness.inference_draws(
-            self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size
-        )
+        draws = self._draws(number, collectives.rank)
         # A scalar is weighted by this replica's rows, since each row of the whole batch has the same weight.
         with using(collectives), weight_scalars(loss.to_floatx(rows)):
             with self._strategy.layouts.compute_layouts(self._model.trainable_variables), draws:
@@ -137,7 +128,7 @@ class Evaluator:
 
     def _share_of_sums(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> tf.Tensor:
         """Returns this replica's share of the sums that one device computes from all rows of a batch."""
-        collectives, draws = self._strategy.collectives, (self._seeds, self._seed, "evaluate", number)
+        collectives, division = self._strategy.collectives, self._metrics.division
 
         def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
             x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -146,12 +137,15 @@ class Evaluator:
             keras_internals.update_metrics(self._model, y, outputs, weight)
             return (), {"sums": sums}
 
-        division = self._metrics.division
-        with randomness.inference_draws(*draws, collectives.rank if division == "partitioned" else 0, collectives.size):
+        with self._draws(number, collectives.rank if division == "partitioned" else 0):
             arguments = self._model, self._metrics.variables, step, own_rows, collectives, static_rows
             result = all_rows_step(division, *arguments)
         result.assign()
         return result.values["sums"] / collectives.size
+
+    def _draws(self, number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
+        size = self._strategy.collectives.size
+        return randomness.inference_draws(self._seeds, self._seed, number, replica, size, "evaluate")
 
 
 class BatchPrediction:
@@ -174,7 +168,7 @@ class BatchPrediction:
 
         `division` is not "own" if the outputs for a row may depend on other rows.
         """
-        function = self._predict_rows if division == "own" else functools.partial(self._predict_together, division)
+        function = functools.partial(self._outputs_of_batch, division)
 
         def predict(own_rows: Any, number: tf.Tensor, static_rows: int | None = None) -> Any:
             outputs = self._strategy.run(functools.partial(function, static_rows=static_rows), own_rows, number)
@@ -182,28 +176,25 @@ class BatchPrediction:
 
         return self._strategy.compiled(predict)
 
-    def _predict_rows(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
-        """Computes the outputs for this replica's rows, and gathers those of all replicas."""
-        layouts, collectives = self._strategy.layouts, mask_if_empty(self._strategy.collectives, own_rows.rows)
-        random_numbers = self._random_numbers(number, collectives.rank)
-        with layouts.compute_layouts(self._model.trainable_variables), random_numbers, using(collectives):
-            outputs = layouts.lay_out_rows(self.outputs(own_rows.batch))
-        return gather_structure(self._strategy.parts.outputs(outputs), collectives)
-
-    def _predict_together(
+    def _outputs_of_batch(
         self, division: Division, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None
     ) -> Any:
-        """Computes the outputs of one device, for a model whose outputs for a row may depend on other rows."""
-        collectives = self._strategy.collectives
+        """Computes the outputs for this replica's rows and gathers those of all, or computes those of one device."""
+        strategy, collectives = self._strategy, mask_if_empty(self._strategy.collectives, own_rows.rows)
+        replica, number = 0 if division == "whole" else collectives.rank, tf.cast(number, tf.int64)
+        draws = randomness.inference_draws(self._seeds, self._seed, number, replica, collectives.size, "predict")
         structure: list[Any] = []
 
         def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
             structure[:] = [self.outputs(batch)]
             return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
 
-        numbers = self._random_numbers(number, collectives.rank if division == "partitioned" else 0)
-        with self._strategy.layouts.compute_layouts(self._model.trainable_variables), numbers:
-            arguments = self._model, self._metrics, step, own_rows, collectives, static_rows
+        with strategy.layouts.compute_layouts(self._model.trainable_variables), draws:
+            if division == "own":
+                with using(collectives):
+                    outputs = strategy.layouts.lay_out_rows(self.outputs(own_rows.batch))
+                return gather_structure(strategy.parts.outputs(outputs), collectives)
+            arguments = self._model, self._metrics, step, own_rows, strategy.collectives, static_rows
             result = all_rows_step(division, *arguments)
         result.assign()
         return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
@@ -224,12 +215,6 @@ class BatchPrediction:
                 )
         return outputs
 
-    def _random_numbers(self, number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
-        number = tf.cast(number, tf.int64)
-        return randomness.inference_draws(
-            self._seeds, self._seed, "predict", number, replica, self._strategy.collectives.size
-        )
-
 
 class Predictor:
     """Predicts with one model; caches compiled functions.
@@ -240,12 +225,13 @@ class Predictor:
     def __init__(self, model: keras.Model, strategy: Strategy, seed: int, division: Division = "own"):
         """Initializes the predictor; `division` is not "own" if outputs for a row may depend on other rows."""
         self._strategy, self._division = strategy, division
-        prediction = BatchPrediction(
-            model, strategy, seed, lambda batch: model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)
-        )
+
+        def outputs(batch: Any) -> Any:
+            return model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)
+
         # Batches are gathered one by one: their rows differ, and TensorFlow's collectives between processes need equal shapes
         # within one call of a compiled function.
-        self._predict = prediction.compile(division)
+        self._predict = BatchPrediction(model, strategy, seed, outputs).compile(division)
 
     def predict(self, examples: Examples, batch_size: int, limit: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.
@@ -266,7 +252,12 @@ class Predictor:
         batch_size = -(-batch_size // divisor) * divisor
         padded_size = -(-size // divisor) * divisor
         if padded_size > examples.size:
-            examples = _pad(examples, divisor)
+            if not isinstance(examples, Source):
+                raise InputError(
+                    "The number of examples of a stream must be divisible by the number of replicas for this strategy. "
+                    f"Received: {examples.size} examples and {divisor} replicas. Leave some out, or give arrays."
+                )
+            examples = PaddedSource(examples, divisor)
 
         def batches(replicas: Sequence[int], replica_count: int) -> tf.data.Dataset:
             return single_pass(examples, RowPartition(batch_size, tuple(replicas), replica_count, total=padded_size))
@@ -296,12 +287,3 @@ class Predictor:
 def concatenate_rows(parts: Iterator[Any]) -> Any:
     """Concatenates structures of arrays by rows."""
     return tf.nest.map_structure(lambda *rows: np.concatenate(rows), *parts)
-
-
-def _pad(examples: Examples, divisor: int) -> Examples:
-    if not isinstance(examples, Source):
-        raise InputError(
-            "The number of examples of a stream must be divisible by the number of replicas for this strategy. Received: "
-            f"{examples.size} examples and {divisor} replicas. Leave some out, or give arrays."
-        )
-    return PaddedSource(examples, divisor)

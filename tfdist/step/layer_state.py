@@ -1,7 +1,8 @@
 """State that layers assign in a step: which variables, how replicas average them, and how a skipped step undoes them."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -13,6 +14,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import randomness
+from tfdist.step.settings import Settings
 from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
 
 
@@ -25,48 +27,32 @@ def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: 
     """
     if len(strategy.local_replicas) < 2 or tf.executing_eagerly():
         return
-    shared_variables = list(_shared_variables(model))
-    are_assigned = keras_internals.find_assigned(operations, [variable for _, variable in shared_variables])
-    for (owner, variable), is_assigned in zip(shared_variables, are_assigned, strict=True):
-        if is_assigned:
-            raise InputError(
-                "A variable that a step assigns must be a Keras variable, with a copy on each replica. Received: a tf.Variable "
-                f"of {owner}, {variable.name}, which {len(strategy.local_replicas)} replicas would assign one after "
-                "another. Create it with add_weight, or with add_variable in a metric."
-            )
+    owners = (model, *keras_internals.layers_of(model), *keras_internals.metrics_of(model))
+    owned_variables = [(owner.name, v) for owner in owners for v in _shared_variables([*vars(owner).values()])]
+    are_assigned = keras_internals.find_assigned(operations, [variable for _, variable in owned_variables])
+    for owner_name, variable in itertools.compress(owned_variables, are_assigned):
+        raise InputError(
+            "A variable that a step assigns must be a Keras variable, with a copy on each replica. Received: a tf.Variable "
+            f"of {owner_name}, {variable.name}, which {len(strategy.local_replicas)} replicas would assign one after "
+            "another. Create it with add_weight, or with add_variable in a metric."
+        )
 
 
-def _shared_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
-    """Yields each `tf.Variable` without copies in an attribute of the model, a layer or a metric, with the owner's name."""
-    variables: dict[int, tf.Variable] = {}
-    for owner in (model, *keras_internals.layers_of(model), *keras_internals.metrics_of(model)):
-        for attribute in list(vars(owner).values()):
-            for variable in _variables_in(attribute):
-                if id(variable) not in variables:
-                    variables[id(variable)] = variable
-                    yield owner.name, variable
-
-
-def _variables_in(attribute: object) -> Iterator[tf.Variable]:
+def _shared_variables(attribute: object) -> Iterator[tf.Variable]:
+    """Yields each `tf.Variable` without copies in an attribute."""
     if isinstance(attribute, list | tuple | dict):
         for part in attribute.values() if isinstance(attribute, dict) else attribute:
-            yield from _variables_in(part)
+            yield from _shared_variables(part)
     elif isinstance(attribute, tf.Variable) and not isinstance(attribute, tf.distribute.DistributedValues):
         yield attribute
 
 
 class Values(NamedTuple):
-    """Values of a replica's variables before a forward pass.
+    """Values of a replica's variables before a forward pass."""
 
-    Attributes:
-      tracked: values of moving statistics and metrics.
-      untracked: values of all other variables, which most forward passes do not assign.
-      operations: number of previously traced operations.
-    """
-
-    tracked: list[tf.Tensor]
-    untracked: list[tf.Tensor]
-    operations: int
+    tracked: list[tf.Tensor]  # values of moving statistics and metrics
+    untracked: list[tf.Tensor]  # values of all other variables, which most forward passes do not assign
+    operations: int  # number of previously traced operations
 
 
 class SideEffects:
@@ -79,29 +65,18 @@ class SideEffects:
     stages that are spread over devices.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        metrics: Sequence[keras.Variable],
-        strategy: Strategy,
-        sparse: Collection[str] = (),
-        averaged_statistics: Collection[keras.Variable] = (),
-    ):
-        """Collects the variables of a compiled and built model.
-
-        `sparse` contains the paths of tables in which a step updates only some rows, and `averaged_statistics` the statistics
-        that later steps use.
-        """
+    def __init__(self, model: keras.Model, strategy: Strategy, settings: Settings, metrics: Sequence[keras.Variable]):
+        """Collects the variables of a compiled and built model, and of its metrics."""
         self._model, self._strategy = model, strategy
         self._tracked = [*keras_internals.moving_statistics(model), *metrics]
         global_statistics = statistics_of_all_replicas(model)
         self._row_indices = [i for i, variable in enumerate(self._tracked) if id(variable) not in global_statistics]
         excluded_ids = {id(variable) for variable in (*self._tracked, *randomness.seed_states(model))}
         candidates = model.variables if strategy.layouts.holds_variables else []
-        self._untracked = [v for v in candidates if id(v) not in excluded_ids and v.path not in sparse]
+        self._untracked = [v for v in candidates if id(v) not in excluded_ids and v.path not in settings.sparse]
         self._assigned_variables: list[keras.Variable] = []
         self._user_state, _ = user_state(model, strategy)
-        self._averaged_statistics = list(averaged_statistics)
+        self._averaged_statistics = list(settings.averaged_statistics)
 
     def begin(self) -> Values:
         """Returns the values before the forward pass."""
@@ -116,13 +91,8 @@ class SideEffects:
         """
         refuse_shared_variables(self._model, self._strategy, initial.operations)
         are_assigned = keras_internals.find_assigned(initial.operations, self._untracked)
-        self._assigned_variables = [
-            variable for variable, is_assigned in zip(self._untracked, are_assigned, strict=True) if is_assigned
-        ]
-        return [
-            *initial.tracked,
-            *(value for value, is_assigned in zip(initial.untracked, are_assigned, strict=True) if is_assigned),
-        ]
+        self._assigned_variables = [*itertools.compress(self._untracked, are_assigned)]
+        return [*initial.tracked, *itertools.compress(initial.untracked, are_assigned)]
 
     def statistics_to_average(self, results: Any, initial: Values) -> list[keras.Variable]:
         """Returns the statistics to average: those that the forward pass assigns and later steps use."""
@@ -139,17 +109,15 @@ class SideEffects:
 
     def undo_if_empty(self, rows: tf.Tensor, initial: Values) -> None:
         """Restores variables that depend on a replica's rows if it has none: means over no rows are NaN."""
-        restore_unless(
-            rows > 0, [self._tracked[i] for i in self._row_indices], [initial.tracked[i] for i in self._row_indices]
-        )
+        variables = [self._tracked[i] for i in self._row_indices]
+        restore_unless(rows > 0, variables, [initial.tracked[i] for i in self._row_indices])
 
 
 def user_state(model: keras.Model, strategy: Strategy) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """Returns the floating-point and the other state of user-defined layers; empty if a process has only some stages."""
     state = keras_internals.user_layer_state(model) if strategy.trains_whole_model else []
-    is_floating = [tf.as_dtype(variable.dtype).is_floating for variable in state]
-    floating = [variable for variable, matches in zip(state, is_floating, strict=True) if matches]
-    return floating, [variable for variable, matches in zip(state, is_floating, strict=True) if not matches]
+    floating = [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
+    return floating, [variable for variable in state if not tf.as_dtype(variable.dtype).is_floating]
 
 
 def feedback_variables(variables: Sequence[keras.Variable], results: Any, operations: int) -> list[keras.Variable]:
@@ -157,8 +125,7 @@ def feedback_variables(variables: Sequence[keras.Variable], results: Any, operat
     if not variables:
         return []
     tensors = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if isinstance(leaf, tf.Tensor)]
-    is_fed_back = keras_internals.find_feedback(tensors, operations, variables)
-    return [variable for variable, is_used in zip(variables, is_fed_back, strict=True) if is_used]
+    return [*itertools.compress(variables, keras_internals.find_feedback(tensors, operations, variables))]
 
 
 def restore_unless(condition: tf.Tensor, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
@@ -169,14 +136,6 @@ def restore_unless(condition: tf.Tensor, variables: Sequence[keras.Variable], va
 def select(condition: tf.Tensor, values: Sequence[tf.Tensor], alternatives: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Selects values by a scalar condition, which is broadcast because DTensor crashes on scalar conditions."""
     return [tf.where(tf.broadcast_to(condition, x.shape), x, y) for x, y in zip(values, alternatives, strict=True)]
-
-
-def average_over_rows(variables: Sequence[keras.Variable], weight: tf.Tensor, collectives: Collectives) -> None:
-    """Replaces variables that depend on a replica's rows by their mean over replicas. In a replica function.
-
-    `weight` is the number of the replica's rows, or its fraction of all rows.
-    """
-    assign(variables, replica_means(variables, weight, collectives, name="statistics"))
 
 
 def assign(variables: Sequence[tf.Variable | keras.Variable], values: Sequence[tf.Tensor]) -> None:
@@ -191,36 +150,26 @@ MEAN_DTYPE = tf.float64
 
 
 def weighted_terms(values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the terms of weighted means, in `MEAN_DTYPE`: each value times the weight, and the weight.
+    """Returns the terms of weighted means of floating-point values, in `MEAN_DTYPE`: each times the weight, and the weight.
 
-    Args:
-      values: tensors or variables of floating dtypes.
-      weight: scalar, such as a number of rows; with weight zero, values may be NaN.
+    `weight` is a scalar, such as a number of rows; if it is zero, values may be NaN.
     """
     weight = tf.cast(weight, MEAN_DTYPE)
     return [*(tf.math.multiply_no_nan(tf.cast(value, MEAN_DTYPE), weight) for value in values), weight]
 
 
 def weighted_means(sums: Sequence[tf.Tensor], values: Sequence[tf.Tensor | keras.Variable]) -> list[tf.Tensor]:
-    """Returns the means, in the dtypes of the values; the values themselves if all weights are zero.
-
-    Args:
-      sums: sums of all `weighted_terms`.
-      values: this replica's values.
-    """
+    """Returns the means from the sums of all `weighted_terms`; this replica's values if all weights are zero."""
     *totals, weight = sums
-    means = []
-    for total, value in zip(totals, values, strict=True):
-        has_mean = tf.broadcast_to(weight > 0, value.shape)  # a scalar condition would crash DTensor
-        mean = tf.cast(tf.math.divide_no_nan(total, weight), value.dtype)
-        means.append(tf.where(has_mean, mean, tf.convert_to_tensor(value)))
-    return means
+    pairs = zip(totals, values, strict=True)
+    means = [tf.cast(tf.math.divide_no_nan(total, weight), value.dtype) for total, value in pairs]
+    return select(weight > 0, means, [tf.convert_to_tensor(value) for value in values])
 
 
 def replica_means(
     values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tensor, collectives: Collectives, *, name: str
 ) -> list[tf.Tensor]:
-    """Returns the weighted means over replicas; see `weighted_means`. A replica function.
+    """Returns the means over replicas, weighted by rows; see `weighted_means`. A replica function.
 
     Cost: one all-reduce of the values and a scalar, in float64.
     """
@@ -310,12 +259,9 @@ def averaged_weights(model: keras.Model, strategy: Strategy) -> TemporaryValues:
     weights = [variable for variable, _ in pairs]
 
     def averages(local_weights: list[tf.Tensor]) -> list[tf.Tensor]:
-        averages_or_none = [keras_internals.value_of(average) for _, average in pairs]
+        values = [keras_internals.value_of(average) for _, average in pairs]
         # A replica that does not have an average passes the weight in its place.
-        values = [
-            weight if value is None else tf.convert_to_tensor(value)
-            for value, weight in zip(averages_or_none, local_weights, strict=True)
-        ]
+        values = [w if v is None else tf.convert_to_tensor(v) for v, w in zip(values, local_weights, strict=True)]
         return strategy.optimizer_shards.gather_from_owners(weights, values, "averages")
 
     def is_updated() -> bool:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.data.batches import count_rows
 from tfdist.distribution.strategy import State, Strategy
-from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
+from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, count_steps, run_loop, timed_batch
 from tfdist.step.reduction import ComputeResult
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
@@ -75,21 +75,16 @@ def _merge_reports(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> L
     parts = [sums, tf.transpose((1 - is_finite) @ ranks), tf.transpose((1 - may_continue) @ ranks)]
     local_report = tf.concat(parts, 0) / len(strategy.local_replicas)  # [2 + 2 replicas, steps]
     global_report = strategy.run(lambda: strategy.collectives.all_reduce([local_report], name="local_loop/reports")[0])
-    replicas = strategy.replicas
-    total, applied_rows, skipped, stopped = tf.split(
-        strategy.local(global_report)[0], [1, 1, replicas, replicas], axis=0
-    )
-    total, applied_rows = total[0], applied_rows[0]
+    global_report = strategy.local(global_report)[0]
+    total, applied_rows = global_report[0], global_report[1]
+    skipped, stopped = tf.split(global_report[2:], 2, axis=0)
     has_stopped = tf.reduce_any(stopped > 0, axis=0)  # [steps]
-    step_count = tf.where(
-        tf.reduce_any(has_stopped), tf.argmax(tf.cast(has_stopped, tf.int32)) + 1, tf.size(has_stopped, tf.int64)
-    )
-    mean = tf.where(
-        has_stopped | tf.equal(applied_rows, 0), tf.constant(float("nan"), tf.float64), total / applied_rows
-    )
+    step_count = count_steps(has_stopped)
+    is_finite = tf.logical_not(has_stopped | tf.equal(applied_rows, 0))
+    mean = tf.where(is_finite, total / applied_rows, tf.constant(float("nan"), tf.float64))
     return LoopResult(
         losses=tf.cast(mean, keras.config.floatx())[:step_count],
-        is_finite=tf.logical_not(has_stopped | tf.equal(applied_rows, 0))[:step_count],
+        is_finite=is_finite[:step_count],
         norm=norm,
         may_continue=tf.logical_not(tf.reduce_any(has_stopped)),
         gradient_finite=(),

@@ -6,7 +6,7 @@ are summed over replicas, and the sum over replicas of (numerator / total denomi
 batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -20,21 +20,15 @@ DENOMINATORS = "loss/denominators"  # name of the call that sums them over repli
 
 
 class Term(NamedTuple):
-    """One replica's part of one loss.
+    """One replica's part of one loss."""
 
-    Attributes:
-      numerator: scalar; sum of weighted values over this replica's rows.
-      denominator: scalar; this replica's part of the divisor of the sum of numerators.
-      per_row: number or scalar; denominator per row if it is equal for all rows, in which case the total is known without
-        communication; None if it depends on the data; 0 if training uses the sum.
-      weight: weight of this loss among the model's losses.
-      values_per_row: scalar; values per row of a loss without reduction, whose mean is recorded; None for other losses.
-    """
-
-    numerator: tf.Tensor
-    denominator: tf.Tensor
+    numerator: tf.Tensor  # scalar; sum of weighted values over this replica's rows
+    denominator: tf.Tensor  # scalar; this replica's part of the divisor of the sum of numerators
+    # Number or scalar; denominator per row if it is equal for all rows, in which case the total is known without
+    # communication; None if it depends on the data; 0 if training uses the sum
     per_row: int | tf.Tensor | None
-    weight: float
+    weight: float  # weight of this loss among the model's losses
+    # Scalar; values per row of a loss without reduction, whose mean is recorded; None for other losses
     values_per_row: tf.Tensor | None = None
 
     @property
@@ -94,31 +88,8 @@ def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collecti
     return denominators
 
 
-def training_losses(
-    model: keras.Model, parts: list[Term], totals: list[tf.Tensor], rows: tf.Tensor, batch_size: int | tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-    """Returns shares of the loss to differentiate, of the recorded loss, and of each loss with which the model was compiled.
-
-    The shares of all replicas and micro-steps add up to the global batch's losses. The first two are the same tensor if the
-    losses are equal.
-
-    Args:
-      model: model after its forward pass, whose added losses are up to date.
-      parts: result of `terms`.
-      totals: result of `totals`.
-      rows: scalar integer; rows of this share.
-      batch_size: rows of the global batch.
-    """
-    losses = keras_internals.data_losses(model), keras_internals.weight_losses(model)
-    share = to_floatx(rows) / to_floatx(batch_size)
-    value = recorded_value = _total(all_loss_shares(*losses, parts, totals, share))
-    recorded = recorded_parts(parts, totals, batch_size)
-    if recorded[0] is not parts:
-        recorded_value = _total(all_loss_shares(*losses, *recorded, share))
-    return value, recorded_value, loss_shares(*recorded)
-
-
-def _total(summands: list[tf.Tensor]) -> tf.Tensor:
+def total_of(summands: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of a model's losses, or of shares of them; raises `InputError` if there are none."""
     if not summands:
         raise InputError(
             "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
@@ -126,40 +97,42 @@ def _total(summands: list[tf.Tensor]) -> tf.Tensor:
     return sum(summands[1:], start=summands[0])
 
 
-def recorded_parts(
-    parts: list[Term], totals: list[tf.Tensor], batch_size: int | tf.Tensor
-) -> tuple[list[Term], list[tf.Tensor]]:
-    """Returns the terms and denominators of the recorded loss; the same lists if it equals the differentiated loss.
-
-    For a loss without reduction, which is a vector, Keras differentiates the sum and records the mean.
-    """
-    if all(part.values_per_row is None for part in parts):
-        return parts, totals
-    denominators = [
-        total if part.values_per_row is None else part.values_per_row * tf.cast(batch_size, part.numerator.dtype)
-        for part, total in zip(parts, totals, strict=True)
-    ]
-    return [part if part.values_per_row is None else part._replace(per_row=None) for part in parts], denominators
-
-
-def all_loss_shares(
-    data_losses: Sequence[tf.Tensor],
-    weight_losses: Sequence[tf.Tensor],
+def training_losses(
+    layer_losses: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]],
     parts: list[Term],
     totals: list[tf.Tensor],
-    row_share: tf.Tensor,
-) -> list[tf.Tensor]:
-    """Returns shares of the global batch's losses, weighted, which add up to a share of its loss.
+    rows: tf.Tensor,
+    batch_size: int | tf.Tensor,
+    add: Callable[[Sequence[tf.Tensor]], tf.Tensor] = total_of,
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    """Returns shares of the loss to differentiate, of the recorded loss, and of each loss with which the model was compiled.
+
+    The shares of all replicas and micro-steps add up to the global batch's losses. The first two are the same tensor if the
+    losses are equal: for a loss without reduction, which is a vector, Keras differentiates the sum and records the mean.
 
     Args:
-      data_losses: losses added by layers in the forward pass, which are means over this share's rows.
-      weight_losses: regularization losses.
+      layer_losses: losses added by layers in the forward pass, which are means over this share's rows, and those of weights.
       parts: result of `terms`.
       totals: result of `totals`.
-      row_share: scalar; rows of this share, divided by the rows of the global batch.
+      rows: scalar integer; rows of this share.
+      batch_size: rows of the global batch.
+      add: adds shares.
     """
-    regularization = [tf.reduce_sum(loss) * tf.cast(row_share, loss.dtype) for loss in weight_losses]
-    return _data_loss_shares(data_losses, parts, totals, row_share) + regularization
+    share, (data_losses, weight_losses) = to_floatx(rows) / to_floatx(batch_size), layer_losses
+
+    def weighted_sum(parts: list[Term], totals: list[tf.Tensor]) -> tf.Tensor:
+        regularization = [tf.reduce_sum(loss) * tf.cast(share, loss.dtype) for loss in weight_losses]
+        return add(_data_loss_shares(data_losses, parts, totals, share) + regularization)
+
+    value = recorded_value = weighted_sum(parts, totals)
+    if any(part.values_per_row is not None for part in parts):
+        totals = [
+            total if part.values_per_row is None else part.values_per_row * tf.cast(batch_size, part.numerator.dtype)
+            for part, total in zip(parts, totals, strict=True)
+        ]
+        parts = [part if part.values_per_row is None else part._replace(per_row=None) for part in parts]
+        recorded_value = weighted_sum(parts, totals)
+    return value, recorded_value, loss_shares(parts, totals)
 
 
 def loss_shares(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -178,11 +151,10 @@ def mean_over_rows(
     Single-device code may assume that the loss of a batch is a mean over its rows.
     """
     own_rows, all_rows = to_floatx(rows), to_floatx(batch_size)
-    summands = _data_loss_shares(
-        keras_internals.data_losses(model), parts, totals, tf.math.divide_no_nan(own_rows, all_rows)
-    )
+    share = tf.math.divide_no_nan(own_rows, all_rows)
+    summands = _data_loss_shares(keras_internals.data_losses(model), parts, totals, share)
     summands = [tf.math.divide_no_nan(summand * all_rows, own_rows) for summand in summands]
-    return _total([*summands, *(tf.reduce_sum(loss) for loss in keras_internals.weight_losses(model))])
+    return total_of([*summands, *(tf.reduce_sum(loss) for loss in keras_internals.weight_losses(model))])
 
 
 def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batch_size: int | tf.Tensor) -> tf.Tensor:
@@ -201,9 +173,8 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batc
     pairs = [(tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)) for part in parts]
     weight = tf.cast(batch_size, tf.float64)  # the weight of a batch in Keras's mean of the batches' sums
     pairs = [(pair[0] * weight, pair[1]) if part.is_sum else pair for part, pair in zip(parts, pairs, strict=True)]
-    return tf.stack(
-        [number for pair in [*pairs, (tf.add_n(layer_losses) if layer_losses else count * 0, count)] for number in pair]
-    )
+    layer_loss = tf.add_n(layer_losses) if layer_losses else count * 0
+    return tf.stack([number for pair in [*pairs, (layer_loss, count)] for number in pair])
 
 
 def layer_loss_sums(sums: tf.Tensor) -> tf.Tensor:

@@ -62,19 +62,12 @@ def _patch() -> None:
 
 
 class LossShare(NamedTuple):
-    """One replica's share of the loss of some rows of a global batch.
+    """One replica's share of the loss of some rows of a global batch."""
 
-    Attributes:
-      value: scalar; the shares add up to the global batch's recorded loss.
-      terms: scalars; shares of each loss with which the model was compiled, before weighting.
-      rows: scalar integer; rows of this share.
-      batch_size: rows of the global batch.
-    """
-
-    value: tf.Tensor
-    terms: list[tf.Tensor]
-    rows: tf.Tensor
-    batch_size: int | tf.Tensor
+    value: tf.Tensor  # scalar; the shares add up to the global batch's recorded loss
+    terms: list[tf.Tensor]  # scalars; shares of each loss with which the model was compiled, before weighting
+    rows: tf.Tensor  # scalar integer; rows of this share
+    batch_size: int | tf.Tensor  # rows of the global batch
 
 
 class ModelMetrics:
@@ -134,7 +127,9 @@ class KerasMetrics(ModelMetrics):
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         super().update(y, outputs, weight, share)
-        track_loss(keras_internals.loss_means(self._model)[0], share.value, share.rows, share.batch_size)
+        mean = keras_internals.loss_means(self._model)[0]  # over batches, each weighted by its rows
+        mean.total.assign_add(tf.cast(share.value, mean.total.dtype) * tf.cast(share.batch_size, mean.total.dtype))
+        mean.count.assign_add(tf.cast(share.rows, mean.count.dtype))
 
     @functools.cached_property
     def _means(self) -> list[keras.metrics.Mean]:
@@ -150,24 +145,18 @@ class KerasMetrics(ModelMetrics):
 
     def by_metric(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
         """Returns the results of each metric; keys are "index of the metric in the model/name in logs"."""
-        logs: dict[str, Any] = {}
         sums = dict(zip(map(id, self.variables), values, strict=True))
+        # Means are computed without TensorFlow operations.
         means = {mean: _quotient(mean, sums[id(mean.total)], sums[id(mean.count)]) for mean in self._means}
         mean_variables = {id(variable) for mean in means for variable in mean.variables}
-        other_values = [
-            (variable, sums[id(variable)]) for variable in self.variables if id(variable) not in mean_variables
-        ]
-        # Without TensorFlow operations to compute the means.
-        functions = {mean: functools.partial(np.asarray, value) for mean, value in means.items()}
+        other_values = [(v, sums[id(v)]) for v in self.variables if id(v) not in mean_variables]
         scope = keras.StatelessScope(other_values) if other_values else contextlib.nullcontext()
-        with replaced_results(functions), scope:
-            for number, metric in enumerate(self._model.metrics):
-                named_results = keras_internals.by_name(metric.name, metric.result())
-                logs |= {
-                    f"{number}/{name}": tf.nest.map_structure(_to_python, value)
-                    for name, value in named_results.items()
-                }
-        return logs
+        with replaced_results({mean: functools.partial(np.asarray, value) for mean, value in means.items()}), scope:
+            return {
+                f"{number}/{name}": tf.nest.map_structure(_to_python, value)
+                for number, metric in enumerate(self._model.metrics)
+                for name, value in keras_internals.by_name(metric.name, metric.result()).items()
+            }
 
 
 @contextlib.contextmanager
@@ -194,12 +183,6 @@ def _to_python(value: Any) -> Any:
     return array if array.ndim else array.item()
 
 
-def track_loss(mean: keras.metrics.Mean, value: tf.Tensor, rows: tf.Tensor, batch_size: int | tf.Tensor) -> None:
-    """Adds a share of a loss to Keras's mean over batches, which weights each batch by its rows."""
-    mean.total.assign_add(tf.cast(value, mean.total.dtype) * tf.cast(batch_size, mean.total.dtype))
-    mean.count.assign_add(tf.cast(rows, mean.count.dtype))
-
-
 def track_outputs(
     means: Sequence[keras.metrics.Mean], values: Sequence[tf.Tensor], rows: tf.Tensor, batch_size: int | tf.Tensor
 ) -> None:
@@ -213,24 +196,10 @@ def track_outputs(
         mean.count.assign_add(tf.cast(rows, mean.count.dtype) / tf.cast(batch_size, mean.count.dtype))
 
 
-class Totals:
-    """Sums of metric variables over several calls.
-
-    Attributes:
-      sums: the sums so far, in the order of the variables.
-    """
-
-    def __init__(self, sums: Sequence[np.ndarray] = ()):
-        self.sums = list(sums)
-
-    def add(self, values: Sequence[np.ndarray], kept: Collection[int] = ()) -> None:
-        """Adds the merged values of one call; replaces those with `kept` indices, which include the previous ones."""
-        pairs = enumerate(zip(self.sums or values, values, strict=True))
-        self.sums = [b if i in kept or not self.sums else a + b for i, (a, b) in pairs]
-
-    def results(self, metrics: ModelMetrics) -> dict[str, float]:
-        """Returns the metrics over all added values; empty if there are none."""
-        return metrics.results(self.sums) if self.sums else {}
+def add_sums(sums: Sequence[np.ndarray], values: Sequence[np.ndarray], kept: Collection[int] = ()) -> list[np.ndarray]:
+    """Adds the merged values of a call to sums, which may be empty; values with `kept` indices include the previous ones."""
+    pairs = enumerate(zip(sums or values, values, strict=True))
+    return [b if i in kept or not sums else a + b for i, (a, b) in pairs]
 
 
 def assign_values(variables: Sequence[keras.Variable], values: Sequence[np.ndarray], strategy: Strategy) -> None:
@@ -253,7 +222,6 @@ def check_names(model: keras.Model) -> None:
 
 def check_sums(metrics: Sequence[keras.Metric]) -> None:
     """Raises `InputError` for a metric whose variables cannot be summed over replicas from one reset to the next."""
-    rule = "A metric's variables must add up over replicas"
     for metric in metrics:
         for attribute, value in vars(metric).items():
             if isinstance(value, tf.Variable):
@@ -266,9 +234,10 @@ def check_sums(metrics: Sequence[keras.Metric]) -> None:
         for variable in metric.variables:
             received = f"Received: {metric.name} with {variable.path}"
             if variable.aggregation != "sum":
-                raise InputError(f"{rule} (aggregation='sum'). {received} of aggregation={variable.aggregation!r}.")
-            if variable.dtype == "bool":
-                raise InputError(f"{rule}. {received} of dtype bool. Count in an integer variable.")
+                raise InputError(
+                    "A metric's variables must add up over replicas (aggregation='sum'). "
+                    f"{received} of aggregation={variable.aggregation!r}."
+                )
             value = scope.get_current_value(variable)
             if value is None or np.any(np.asarray(value)):
                 raise InputError(
@@ -291,11 +260,9 @@ def drain(metrics: ModelMetrics, strategy: Strategy) -> list[tf.Tensor]:
     variables = metrics.variables
 
     def replica_function() -> list[tf.Tensor]:
-        local_values = [tf.identity(variable.value) for variable in variables]
-        if metrics.count_all_rows:
-            totals = local_values
-        else:
-            totals = Bucketed(Sum()).reduce(local_values, [], strategy.job_collectives, name="metrics").totals
+        totals = [tf.identity(variable.value) for variable in variables]
+        if not metrics.count_all_rows:
+            totals = Bucketed(Sum()).reduce(totals, [], strategy.job_collectives, name="metrics").totals
         with tf.control_dependencies(totals):
             for variable in variables:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))

@@ -32,19 +32,13 @@ OneDeviceStep = Callable[[Any], tuple[Sequence[tf.Tensor | tf.IndexedSlices], Ma
 
 
 class StepResult(NamedTuple):
-    """The result of a partitioned step on each replica.
+    """The result of a partitioned step on each replica."""
 
-    Attributes:
-      gradients: a replica's shares; their sums over replicas are the gradients of the batch.
-      totals: the gradients of the batch if each replica computed them from sums, else None.
-      values: the values that the step returns, equal on every replica.
-      assigned: variables and the values that the step assigns to them.
-    """
-
+    # A replica's shares; their sums over replicas are the gradients of the batch
     gradients: list[tf.Tensor | tf.IndexedSlices]
-    totals: list[tf.Tensor] | None
-    values: dict[str, tf.Tensor]
-    assigned: list[tuple[keras.Variable, tf.Tensor]]
+    totals: list[tf.Tensor] | None  # the gradients of the batch if each replica computed them from sums, else None
+    values: dict[str, tf.Tensor]  # the values that the step returns, equal on every replica
+    assigned: list[tuple[keras.Variable, tf.Tensor]]  # variables and the values that the step assigns to them
 
     def assign(self) -> None:
         """Assigns the values."""
@@ -104,22 +98,14 @@ def partition_step(
                 gradients, values = step(batch)
         return list(gradients), {key: tf.convert_to_tensor(value) for key, value in values.items()}
 
-    trace = trace_function(
-        one_device_step,
-        tf.nest.map_structure(lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), own_rows.batch),
-        variables,
-        state,
-    )
+    spec = tf.nest.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), own_rows.batch)
+    trace = trace_function(one_device_step, spec, variables, state)
     assignments = trace.assignments(variables)
     weight_ids = {id(variable) for variable in weights}
     if trace.assigns_others or any(id(variable) in weight_ids for variable, _ in assignments):
         raise NotPartitionedError("it assigns variables that are trained, or are not the model's")
-    normalization = {
-        id(variable)
-        for layer in keras_parts.normalizations(model)
-        if not layer.synchronized
-        for variable in layer.variables
-    }
+    local_layers = [layer for layer in keras_parts.normalizations(model) if not layer.synchronized]
+    normalization = {id(variable) for layer in local_layers for variable in layer.variables}
     local_pairs = [pair for pair in assignments if id(pair[0]) in normalization]
     shared_pairs = [pair for pair in assignments if id(pair[0]) not in normalization]
     gradients, values = trace.results
@@ -128,9 +114,8 @@ def partition_step(
     partition = _emit(trace, state, own_rows, [*tf.nest.flatten(parts), *shared_results], collectives)
     shared_values = partition.full_results(shared_results)
     assignments = [*zip([v for v, _ in shared_pairs], shared_values[len(values) :], strict=True)]
-    for variable, local_value in zip(
-        [v for v, _ in local_pairs], partition.traced_values([value for _, value in local_pairs]), strict=True
-    ):
+    local_values = partition.traced_values([value for _, value in local_pairs])
+    for (variable, _), local_value in zip(local_pairs, local_values, strict=True):
         assignments.append((variable, tf.where(own_rows.rows > 0, local_value, tf.convert_to_tensor(variable))))
     totals = partition.full_results(gradients) if partition.are_full(gradients) else None
     return StepResult(partition.shares(gradients), totals, dict(zip(values, shared_values, strict=False)), assignments)

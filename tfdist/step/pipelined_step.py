@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Gradient
 from tfdist.pipelining.spread_stage import SpreadStage
 from tfdist.pipelining.stage_costs import crossing_specs
-from tfdist.pipelining.stage_devices import StageDevices
 from tfdist.pipelining.stage_parts import sum_over_stages
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
@@ -29,23 +29,14 @@ from tfdist.step.reduction import ComputeResult, square_norms
 
 
 class MicroBatch(NamedTuple):
-    """The arguments of the forward pass of a stage for a micro-batch.
+    """The arguments of the forward pass of a stage for a micro-batch."""
 
-    Attributes:
-      rows: (x, y) or (x, y, sample_weight).
-      number: scalar; index in the step.
-      step: scalar int64; number of previous updates.
-      replica: rank of the replica.
-      totals: denominators of the losses; empty in stages other than the last.
-      batch_size: rows of the global batch.
-    """
-
-    rows: Any
-    number: tf.Tensor
-    step: tf.Tensor
-    replica: tf.Tensor | int
-    totals: list[tf.Tensor]
-    batch_size: int | tf.Tensor
+    rows: Any  # (x, y) or (x, y, sample_weight)
+    number: tf.Tensor  # scalar; index in the step
+    step: tf.Tensor  # scalar int64; number of previous updates
+    replica: tf.Tensor | int  # rank of the replica
+    totals: list[tf.Tensor]  # denominators of the losses; empty in stages other than the last
+    batch_size: int | tf.Tensor  # rows of the global batch
 
 
 class PipelinedGradients(GradientSource):
@@ -71,9 +62,7 @@ class PipelinedGradients(GradientSource):
         first_stages = {id(variable): min(stages) for variable, stages in self.model.cut.shared}
         local_stages = self.model.stages
         self._is_shared = [id(variable) in first_stages for variable in self.variables]
-        self._is_first = [
-            first_stages.get(id(variable), min(local_stages)) in local_stages for variable in self.variables
-        ]
+        self._is_first = [first_stages.get(id(v), min(local_stages)) in local_stages for v in self.variables]
 
     def begin(self) -> None:
         """Begins a trace."""
@@ -92,23 +81,15 @@ class PipelinedGradients(GradientSource):
             for number, rows in enumerate(parts)
         ]
         stages = {number: _Stage(self, graph, micro_batches) for number, graph in self.model.stages.items()}
-        sums = run_schedule(
-            strategy.schedule,
-            strategy.pipeline_rank,
-            stages,
-            self.messages,
-            self.clock,
-            strategy.activation_compression,
-        )
+        process, compression = strategy.pipeline_rank, strategy.activation_compression
+        sums = run_schedule(strategy.schedule, process, stages, self.messages, self.clock, compression)
         gradients_by_id: dict[int, Gradient] = {}
         for number, stage in stages.items():
-            for variable, gradient in zip(
-                stage.trainable_variables, stage.gradients_of(sums.gradients[number]), strict=True
-            ):
+            stage_gradients = stage.gradients_of(sums.gradients[number])
+            for variable, gradient in zip(stage.trainable_variables, stage_gradients, strict=True):
                 previous = gradients_by_id.get(id(variable))
-                gradients_by_id[id(variable)] = (
-                    gradient if previous is None else previous if gradient is None else previous + gradient
-                )
+                total = gradient if previous is None else previous if gradient is None else previous + gradient
+                gradients_by_id[id(variable)] = total
         gradients = [gradients_by_id[id(variable)] for variable in self.variables]
         unused_indices = (i for i, g in enumerate(gradients) if g is None and not self._is_shared[i])
         self.unused_indices.append(frozenset(unused_indices))
@@ -144,16 +125,15 @@ class PipelinedGradients(GradientSource):
         Gradients of shared variables are summed over their stages here, after the reduction over replicas: the messages of
         two stages contain different tensors, and an engine's sums may depend on them.
         """
-        floatx = keras.config.floatx()
-        value = result.loss
+        floatx, value = keras.config.floatx(), result.loss
         gradients = sum_over_stages(result.gradients, self.variables, self.model.cut, self.strategy, self.messages)
         squares = square_norms(list(itertools.compress(gradients, self._is_first)))
         has_failed = tf.cast(tf.logical_not(result.finite), floatx)
         local_values = tf.stack([tf.cast(value, floatx), has_failed, tf.add_n([tf.zeros([], floatx), *squares])])
         [all_values] = self.strategy.pipeline_collectives.all_gather([local_values[None]], name="stages/agreed")
         total, has_failed, norm = tf.unstack(tf.reduce_sum(all_values, axis=0))
-        total = tf.cast(total, value.dtype)
-        return result._replace(gradients=gradients, loss=total, finite=tf.equal(has_failed, 0), norm=tf.sqrt(norm))
+        total, finite = tf.cast(total, value.dtype), tf.equal(has_failed, 0)
+        return result._replace(gradients=gradients, loss=total, finite=finite, norm=tf.sqrt(norm))
 
     def forward(
         self,
@@ -168,7 +148,7 @@ class PipelinedGradients(GradientSource):
         the previous stage, and `values` is a context in which variables have other values.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(micro_batch.rows)
-        totals, batch_size = micro_batch.totals, micro_batch.batch_size
+        batch_size = micro_batch.batch_size
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         share = loss.to_floatx(rows) / loss.to_floatx(batch_size)
         operations = keras_internals.count_operations()
@@ -177,16 +157,10 @@ class PipelinedGradients(GradientSource):
             layer_losses = graph.take_data_losses(), graph.weight_losses()
         self._check_state(graph, (outputs, sent, layer_losses), operations)
         terms = loss.terms(self.model, y, outputs, weight) if graph.is_last else []
-        totals = totals if terms else []
-        recorded_terms = loss.recorded_parts(terms, totals, batch_size)
-        value = _sum(loss.all_loss_shares(*layer_losses, terms, totals, share))
-        recorded_value = (
-            value if recorded_terms[0] is terms else _sum(loss.all_loss_shares(*layer_losses, *recorded_terms, share))
-        )
+        totals = micro_batch.totals if terms else []
+        value, recorded_value, shares = loss.training_losses(layer_losses, terms, totals, rows, batch_size, _sum)
         if graph.is_last:
-            self.metrics.update(
-                y, outputs, weight, LossShare(recorded_value, loss.loss_shares(*recorded_terms), rows, batch_size)
-            )
+            self.metrics.update(y, outputs, weight, LossShare(recorded_value, shares, rows, batch_size))
         return sent, value, recorded_value
 
     def _check_state(self, graph: StageGraph | SpreadStage, results: Any, operations: int) -> None:
@@ -206,19 +180,8 @@ class PipelinedGradients(GradientSource):
         """Returns the context of random operations outside of the model's generators."""
         if self.strategy.replicas * self.strategy.micro_batches == 1:
             return contextlib.nullcontext()
-        return randomness.micro_batch_draws(
-            self.seeds, self.settings.seed, micro_batch.step, micro_batch.replica, micro_batch.number
-        )
-
-    @property
-    def devices(self) -> StageDevices | None:
-        """The devices over which the stages of this process are spread; None for a single device."""
-        return self.strategy.stage_devices
-
-    @property
-    def loss_scale(self) -> tf.Tensor | None:
-        """The current factor of the loss; None without loss scaling."""
-        return tf.convert_to_tensor(self.scale[0]) if self.scale else None
+        position = micro_batch.step, micro_batch.replica, micro_batch.number
+        return randomness.micro_batch_draws(self.seeds, self.settings.seed, *position)
 
 
 class _Stage:
@@ -229,10 +192,8 @@ class _Stage:
     ):
         self._source, self._graph, self._micro_batches = source, graph, micro_batches
         self.trainable_variables = graph.variables.trainable
-        devices = source.devices
-        self.variables = (
-            [variable.value for variable in self.trainable_variables] if devices is None else [devices.order]
-        )
+        devices = source.strategy.stage_devices
+        self.variables = [v.value for v in self.trainable_variables] if devices is None else [devices.order]
         rows = keras.tree.flatten(micro_batches[0].rows)[0].shape[0]
         self.received, self.sent = crossing_specs(graph.received, rows), crossing_specs(graph.sent, rows)
 
@@ -276,9 +237,5 @@ def split_rows(batch: Any, micro_batches: int) -> list[Any]:
             f"The rows of each replica must divide into micro-batches of equal size. Received: {rows} rows and "
             f"--micro_batches={micro_batches}. Choose a --batch_size that is divisible by replicas times micro-batches."
         )
-    size = rows // micro_batches
-
-    def micro_batch(start: int) -> Any:
-        return tf.nest.map_structure(lambda x: x[start : start + size], batch)
-
-    return [micro_batch(start) for start in range(0, rows, size)]
+    slices = [slice(start, start + rows // micro_batches) for start in range(0, rows, rows // micro_batches)]
+    return [tf.nest.map_structure(operator.itemgetter(part), batch) for part in slices]

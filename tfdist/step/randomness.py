@@ -5,7 +5,8 @@
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import keras
 import tensorflow as tf
@@ -40,52 +41,44 @@ def seed_values(
     return [tf.cast(tf.abs(_key(seed, i, step, replica)), state.dtype) for i, state in enumerate(states)]
 
 
-@contextlib.contextmanager
 def replica_draws(
     states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int, replicas: int
-) -> Iterator[None]:
-    """Context in which random operations outside of the model's generators also depend only on (seed, step, replica).
+) -> AbstractContextManager[None]:
+    """Reseeds the model's generators; returns a context in which other draws also depend only on (seed, step, replica).
 
-    With one replica, they draw the same numbers as without tfdist.
+    With one replica, these are the same numbers as without tfdist.
     """
-    if replicas == 1:
-        yield
-        return
-    key = _key(seed, len(states), step, replica)
-    with keras_internals.random_key_scope(key, frozenset(id(state) for state in states)):
-        yield
+    reseed(states, seed, step, replica)
+    return contextlib.nullcontext() if replicas == 1 else _key_scope(states, _key(seed, len(states), step, replica))
 
 
-@contextlib.contextmanager
 def micro_batch_draws(
     states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int, micro_batch: tf.Tensor
-) -> Iterator[None]:
-    """Like `replica_draws`, with draws that also depend on the micro-batch, for code that is traced once."""
-    key = tf.random.experimental.stateless_fold_in(_key(seed, len(states), step, replica), micro_batch)
-    with keras_internals.random_key_scope(key, frozenset(id(state) for state in states)):
-        yield
+) -> AbstractContextManager[None]:
+    """Context of draws outside of the model's generators that also depend on the micro-batch, for code that is traced once."""
+    key = _key(seed, len(states), step, replica)
+    return _key_scope(states, tf.random.experimental.stateless_fold_in(key, micro_batch))
 
 
-@contextlib.contextmanager
 def inference_draws(
     states: Sequence[keras.Variable],
     seed: int,
-    purpose: str,
     number: tf.Tensor,
     replica: tf.Tensor | int,
     replicas: int,
-) -> Iterator[None]:
+    purpose: str,
+) -> AbstractContextManager[None]:
     """Context for evaluation or prediction, in which all draws depend only on (seed, purpose, number, replica).
 
     With one replica, draws are the same as without tfdist. Each purpose, such as "evaluate", has its own random numbers.
     """
     if replicas == 1:
-        yield
-        return
-    purpose_seed = zlib.crc32(f"{seed} {purpose}".encode())
-    reseed(states, purpose_seed, number, replica)
-    with replica_draws(states, purpose_seed, number, replica, replicas):
-        yield
+        return contextlib.nullcontext()
+    return replica_draws(states, zlib.crc32(f"{seed} {purpose}".encode()), number, replica, replicas)
+
+
+def _key_scope(states: Sequence[keras.Variable], key: tf.Tensor) -> AbstractContextManager[None]:
+    return keras_internals.random_key_scope(key, frozenset(id(state) for state in states))
 
 
 def _key(seed: int, number: int, step: tf.Tensor, replica: tf.Tensor | int) -> tf.Tensor:

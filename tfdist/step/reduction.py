@@ -14,30 +14,19 @@ from tfdist.step.state_store import StateStore
 
 
 class ComputeResult(NamedTuple):
-    """The result of `Step.compute` on each replica.
+    """The result of `Step.compute` on each replica."""
 
-    Attributes:
-      gradients: gradients after reduction and clipping, equal on every replica.
-      state: the reducer's new state, to be stored if the step is applied.
-      scale: new state of the loss scale, also if the step is not applied; empty without loss scaling.
-      previous_values: values before the step of all variables that the forward pass assigns, to be restored if the step
-        is not applied.
-      loss: scalar; loss of the global batch, equal on every replica.
-      finite: scalar bool; whether the loss and every gradient are finite, the same on every replica.
-      norm: scalar; global gradient norm before clipping, if requested or needed, else 0.
-      arrival_time: scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock.
-      compute_seconds: scalar float64; seconds from the arrival of the batch to this replica's gradients; 0 if there is no
-        clock.
-    """
-
-    gradients: list[tf.Tensor]
-    state: list[tf.Tensor]
-    scale: list[tf.Tensor]
+    gradients: list[tf.Tensor]  # gradients after reduction and clipping, equal on every replica
+    state: list[tf.Tensor]  # the reducer's new state, to be stored if the step is applied
+    scale: list[tf.Tensor]  # new state of the loss scale, also if the step is not applied; empty without loss scaling
+    # Values before the step of all variables that the forward pass assigns, to be restored if the step is not applied
     previous_values: list[tf.Tensor]
-    loss: tf.Tensor
-    finite: tf.Tensor
-    norm: tf.Tensor
+    loss: tf.Tensor  # scalar; loss of the global batch, equal on every replica
+    finite: tf.Tensor  # scalar bool; whether the loss and every gradient are finite, the same on every replica
+    norm: tf.Tensor  # scalar; global gradient norm before clipping, if requested or needed, else 0
+    # Scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock
     arrival_time: tf.Tensor
+    # Scalar float64; seconds from the arrival of the batch to this replica's gradients; 0 if there is no clock
     compute_seconds: tf.Tensor
 
 

@@ -20,14 +20,8 @@ from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, error_summary, with_argument_names
 from tfdist.pipelining.staged_model import full_model
-from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.explanation import (
-    Combination,
-    Communication,
-    LabelledValue,
-    describe_label,
-    record_static_row_reads,
-)
+from tfdist.row_semantics import explanation, keras_parts
+from tfdist.row_semantics.explanation import Combination, Communication, LabelledValue, record_static_row_reads
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
 from tfdist.row_semantics.values import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
@@ -49,24 +43,18 @@ def in_replica(model: keras.Model, collectives: LabelledCollectives) -> Iterator
 
 
 class RowDependence(NamedTuple):
-    """The values of a model that depend on several rows of a batch.
+    """The values of a model that depend on several rows of a batch."""
 
-    Attributes:
-      values: outputs, losses, metrics and the state that layers assign in training, with their labels.
-      metrics: names of metrics that do not add up over batches or over rows.
-      error: reason why the code could not be traced for an unknown number of rows; empty if it could.
-      calls: calls of collectives in the model's code.
-      communication: communication of a partitioned step, or the reason why steps are not partitioned.
-      division: the rows that each replica computes.
-      kept_metrics: names of metrics that do not add up over batches, whose variables are kept from batch to batch.
-    """
-
+    # Outputs, losses, metrics and the state that layers assign in training, with their labels
     values: Sequence[LabelledValue] = ()
+    # Names of metrics that do not add up over batches or over rows
     metrics: Mapping[str, Coupling] = types.MappingProxyType({})
-    error: str = ""
-    calls: Sequence[RecordedCall] = ()
+    error: str = ""  # reason why the code could not be traced for an unknown number of rows; empty if it could
+    calls: Sequence[RecordedCall] = ()  # calls of collectives in the model's code
+    # Communication of a partitioned step, or the reason why steps are not partitioned
     communication: Communication = Communication()
-    division: Division = "own"
+    division: Division = "own"  # the rows that each replica computes
+    # Names of metrics that do not add up over batches, whose variables are kept from batch to batch
     kept_metrics: Sequence[str] = ()
 
     @property
@@ -74,12 +62,12 @@ class RowDependence(NamedTuple):
         """Reasons why the parts of a batch do not add up to the whole."""
         violations = [value.sentence for value in self.values if not value.op and value.kind != "metric"]
         metrics = [f"the metric {name} does not add up over {kind}" for name, kind in self.metrics.items()]
-        return [*([self.error] if self.error else []), *violations, *metrics]
+        return [*filter(None, [self.error]), *violations, *metrics]
 
     def describe_coupled(self, kind: str) -> list[str]:
         """Describes the values of a kind that depend on several rows, such as losses that are not means."""
         values = [value for value in self.values if value.kind == kind and not value.op]
-        return [f"{value.name}, which is {describe_label(value.label)}" for value in values]
+        return [f"{value.name}, which is {explanation.describe_label(value.label)}" for value in values]
 
 
 def row_dependence(
@@ -156,7 +144,11 @@ class _ForwardPass:
         variables = [variable for _, metric in self._metrics for variable in metric.variables]
         model_state = self._model.non_trainable_variables if self._is_callable else []
         state = variables_of_state(variables, model_state)
-        outputs = () if self._is_callable else self._output_specs()
+        outputs: Any = ()
+        if not self._is_callable:
+            tensors = full_model(self._model).outputs
+            outputs = [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in tensors]
+            outputs = outputs if len(outputs) > 1 else outputs[0]
         labels, calls = labels_of(self._evaluate, (tuple(spec), outputs), variables, state), self._collectives.calls[:]
         metric_values, metrics = self._coupled_metrics(labels, is_divided)
         if not is_divided:
@@ -188,16 +180,9 @@ class _ForwardPass:
             loss.totals(terms, size, self._collectives)
             names = [flat.loss.name for flat in keras_internals.flat_losses(model)]
             keras_internals.update_metrics(model, y, outputs, weight)
-        loss_terms = {
-            f"{number}/{name}": [term.numerator, term.denominator]
-            for number, (name, term) in enumerate(zip(names, terms, strict=True))
-        }
+        pairs = enumerate(zip(names, terms, strict=True))
+        loss_terms = {f"{number}/{name}": [term.numerator, term.denominator] for number, (name, term) in pairs}
         return outputs, loss_terms, layer_losses
-
-    def _output_specs(self) -> Any:
-        outputs = full_model(self._model).outputs
-        specs = [tf.TensorSpec([None, *output.shape[1:]], output.dtype) for output in outputs]
-        return specs if len(specs) > 1 else specs[0]
 
     def _coupled_metrics(self, labels: Labels, is_divided: bool) -> tuple[list[LabelledValue], dict[str, Coupling]]:
         values: list[LabelledValue] = []
@@ -210,10 +195,8 @@ class _ForwardPass:
             elif is_divided and not all(adds_up(label) for label, _ in metric_labels):
                 couplings[name] = "rows"
             assigned_labels = sorted((label for label, _ in metric_labels if label is not None), key=adds_up)
-            values += [
-                LabelledValue("metric", name, label, "" if name in couplings else "sum")
-                for label in assigned_labels[:1]
-            ]
+            op: Combination = "" if name in couplings else "sum"
+            values += [LabelledValue("metric", name, label, op) for label in assigned_labels[:1]]
         return values, couplings
 
     def _train(self, spec: Any, outputs: Any) -> tuple[Any, list[LabelledValue]]:

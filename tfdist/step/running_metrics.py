@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.step.metrics import ModelMetrics, Totals
+from tfdist.step.metrics import ModelMetrics, add_sums
 
 FACTOR = 5.0  # a loss above this multiple of the initial loss diverges
 STEPS = 10  # consecutive steps with such a loss
@@ -22,26 +22,15 @@ class Divergence:
     loss diverges if 10 consecutive steps have more than 5 times the initial loss. Cross-entropy begins near ln(classes),
     and no useful model stays at a multiple of it; single batches with a large loss, a warm restart or a noisy start are
     ignored. Losses that begin at 0 or below are not checked.
-
-    Attributes:
-      initial: mean loss of the first steps.
-      steps: number of these steps.
-      above: number of consecutive steps with a loss that diverges.
-      is_over: whether losses are no longer compared.
     """
 
-    initial: float = 0.0
-    steps: int = 0
-    above: int = 0
-    is_over: bool = False
+    initial: float = 0.0  # mean loss of the first steps
+    steps: int = 0  # number of these steps
+    above: int = 0  # number of consecutive steps with a loss that diverges
+    is_over: bool = False  # whether losses are no longer compared
 
     def add(self, losses: Iterable[float], batch_size: int) -> float | None:
-        """Adds finite losses of steps; returns the initial loss if the loss diverges, once per run.
-
-        Args:
-          losses: loss of each step.
-          batch_size: examples per step.
-        """
+        """Adds finite losses of steps with this batch size; returns the initial loss if the loss diverges, once per run."""
         if self.is_over:
             return None
         for loss in losses:
@@ -67,6 +56,7 @@ class RunningMetrics:
 
     Attributes:
       skipped: number of steps that were not finite.
+      sums: sums of the metrics' variables; empty if no step was added.
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None):
@@ -75,41 +65,27 @@ class RunningMetrics:
         self._loss = float(state["loss"])
         self._finite_steps, self.skipped = int(state["counted"]), int(state["skipped"])
         # Hexadecimal, because JSON has no inf and no NaN.
-        self._totals = Totals(
-            [np.reshape([float.fromhex(text) for text in sums["values"]], sums["shape"]) for sums in state["sums"]]
-        )
+        self.sums: Sums = [np.reshape([float.fromhex(x) for x in v["values"]], v["shape"]) for v in state["sums"]]
 
     def __bool__(self) -> bool:
         return bool(self._finite_steps or self.skipped)
 
     def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sums, kept: Collection[int] = ()) -> None:
-        """Adds the steps of a call.
-
-        Args:
-          losses: [steps]; loss of each step.
-          is_finite: [steps] bool; whether each step was finite.
-          sums: sums of the call.
-          kept: see `Totals.add`.
-        """
+        """Adds the steps of a call: [steps] losses, [steps] bool, and sums of metrics with `kept` ones as in `add_sums`."""
         for loss in losses[is_finite]:
             self._loss += float(loss)
         self._finite_steps += int(is_finite.sum())
         self.skipped += int((~is_finite).sum())
-        self._totals.add(sums, kept)
-
-    @property
-    def sums(self) -> Sums:
-        """Sums of the metrics' variables; empty if no step was added."""
-        return self._totals.sums
+        self.sums = add_sums(self.sums, sums, kept)
 
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
         """Returns the mean loss over the finite steps, NaN if there are none, and the metrics."""
         mean = self._loss / self._finite_steps if self._finite_steps else float("nan")
-        return {"loss": mean, **self._totals.results(metrics)}
+        return {"loss": mean, **(metrics.results(self.sums) if self.sums else {})}
 
     def to_json(self) -> dict[str, Any]:
         """Returns all sums as JSON, without loss of precision."""
-        sums = [{"shape": list(v.shape), "values": [float(x).hex() for x in v.flat]} for v in self._totals.sums]
+        sums = [{"shape": list(v.shape), "values": [float(x).hex() for x in v.flat]} for v in self.sums]
         return {"loss": self._loss, "counted": self._finite_steps, "skipped": self.skipped, "sums": sums}
 
 

@@ -17,31 +17,21 @@ from tfdist.gradients.reducer import SPARSE_MIN_BYTES
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Options of a step.
+    """Options of a step."""
 
-    Attributes:
-      batch_size: rows of a global batch; None if they vary, in which case each batch is a `ReplicaRows` with its size.
-      seed: seed of random layers.
-      jit_compile: whether to compile the forward and backward pass with XLA.
-      micro_steps: number of parts into which a replica's rows are divided.
-      clip: clipping of the reduced gradients.
-      loss_scale: for float16; None for no scaling, in which case a step that is not finite ends the run.
-      max_skipped_steps: with loss scaling, number of consecutive skipped steps that ends the run.
-      sparse: names of the gradients that the reducer accepts as rows; see `named_specs`.
-      sync: how replicas are synchronized.
-      averaged_statistics: statistics that the forward pass assigns from a replica's rows and that later steps use. They are
-        averaged over replicas after each step; other statistics are averaged before they are used or saved.
-    """
-
+    # Rows of a global batch; None if they vary, in which case each batch is a `ReplicaRows` with its size
     batch_size: int | None
-    seed: int = 0
-    jit_compile: bool = False
-    micro_steps: int = 1
-    clip: Clip = Clip()
+    seed: int = 0  # seed of random layers
+    jit_compile: bool = False  # whether to compile the forward and backward pass with XLA
+    micro_steps: int = 1  # number of parts into which a replica's rows are divided
+    clip: Clip = Clip()  # clipping of the reduced gradients
+    # For float16; None for no scaling, in which case a step that is not finite ends the run
     loss_scale: LossScale | None = None
-    max_skipped_steps: int = 50
-    sparse: frozenset[str] = frozenset()
-    sync: Sync = EveryStep()
+    max_skipped_steps: int = 50  # with loss scaling, number of consecutive skipped steps that ends the run
+    sparse: frozenset[str] = frozenset()  # names of the gradients that the reducer accepts as rows; see `named_specs`
+    sync: Sync = EveryStep()  # how replicas are synchronized
+    # Statistics that the forward pass assigns from a replica's rows and that later steps use. They are averaged over
+    # replicas after each step; other statistics are averaged before they are used or saved.
     averaged_statistics: Sequence[keras.Variable] = dataclasses.field(default=(), compare=False)
 
     def scale_state(self) -> list[State]:
@@ -75,10 +65,8 @@ def sparse_gradient_names(model: keras.Model) -> frozenset[str]:
 def cost_of(summed_bytes: float, exact_bytes: int, message_bytes: int = 0) -> dict[str, float]:
     """Returns the bytes that a step sends, as fields of a record; empty if they are unknown or zero.
 
-    Args:
-      summed_bytes: bytes that a replica sends per step for the sum of gradients.
-      exact_bytes: size of all gradients without compression.
-      message_bytes: additional bytes that the process sends to other pipeline stages.
+    These are the bytes of a replica for the sum of gradients, whose size without compression is `exact_bytes`, and of messages
+    to other pipeline stages.
     """
     ratio = exact_bytes / summed_bytes if summed_bytes else 0
     fields = {"payload_bytes": summed_bytes + message_bytes, "message_bytes": message_bytes, "compression_ratio": ratio}

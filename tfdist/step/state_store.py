@@ -13,15 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class StateArray(NamedTuple):
-    """The value of one state.
+    """The value of one state."""
 
-    Attributes:
-      per_replica: whether each replica has its own value; otherwise all have the same.
-      values: [local replicas, ...] if per replica, else the value.
-    """
-
-    per_replica: bool
-    values: np.ndarray
+    per_replica: bool  # whether each replica has its own value; otherwise all have the same
+    values: np.ndarray  # [local replicas, ...] if per replica, else the value
 
 
 class StateStore:
@@ -68,10 +63,8 @@ class StateStore:
         shape = value.values.shape[1:] if value.per_replica else value.values.shape
         dtype = np.dtype(state.dtype.as_numpy_dtype)
         if (value.per_replica, shape, value.values.dtype) != (state.per_replica, state.shape, dtype):
-            _log.warning(
-                "%s is reset: it was %s%s and is %s%s now.", state.name, value.values.dtype, list(shape),
-                dtype, list(state.shape)
-            )  # fmt: skip
+            forms = value.values.dtype, list(shape), dtype, list(state.shape)
+            _log.warning("%s is reset: it was %s%s and is %s%s now.", state.name, *forms)
             return
         self._assign(state, variable, value)
         if state.per_replica and self._message:
@@ -95,9 +88,8 @@ class StateStore:
     def array(self, name: str) -> StateArray:
         """Returns the value of one state, copied to the host."""
         state, variable = self._states[name]
-        values = self._strategy.local(variable)
-        array = np.stack([np.asarray(value) for value in values]) if state.per_replica else np.asarray(values[0])
-        return StateArray(state.per_replica, array)
+        values = [np.asarray(value) for value in self._strategy.local(variable)]
+        return StateArray(state.per_replica, np.stack(values) if state.per_replica else values[0])
 
     def arrays(self) -> dict[str, StateArray]:
         """Returns the values of all states by name, copied to the host."""

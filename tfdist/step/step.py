@@ -21,7 +21,7 @@ from tfdist.distribution import clock
 from tfdist.gradients import Reducer, ReductionResult
 from tfdist.step import randomness
 from tfdist.step.gradient_source import GradientSource
-from tfdist.step.layer_state import SideEffects, assign, average_over_rows
+from tfdist.step.layer_state import SideEffects, assign, replica_means
 from tfdist.step.reduction import ComputeResult, Reduction, run_if
 from tfdist.step.settings import named_specs
 from tfdist.step.state_store import StateStore
@@ -47,13 +47,7 @@ class Step:
         self._unused: frozenset[int] | None = None
         self._reduction = Reduction(reducer, named_specs(self.variables, "loss"), store)
         self._scale = source.scale
-        self.side_effects = SideEffects(
-            source.model,
-            source.metrics.variables,
-            self._strategy,
-            self.settings.sparse,
-            self.settings.averaged_statistics,
-        )
+        self.side_effects = SideEffects(source.model, self._strategy, self.settings, source.metrics.variables)
         self._recording = Recording(source.collectives)
         self.gradient_calls: Recording | None = None
         self.sends_rows = False
@@ -81,19 +75,14 @@ class Step:
         # Values are computed from all rows.
         is_whole = self.source.collectives.size == 1 or self.source.metrics.count_all_rows
         may_be_empty = isinstance(batch, ReplicaRows) and not is_whole
-        rows = (
-            batch
-            if isinstance(batch, ReplicaRows)
-            else ReplicaRows(batch, (count_rows(batch),), self.settings.batch_size)
-        )
+        rows = batch
+        if not isinstance(rows, ReplicaRows):
+            rows = ReplicaRows(batch, (count_rows(batch),), self.settings.batch_size)
         values = self.side_effects.begin()
         step, replica, replicas = self.source.draws(step)
-        randomness.reseed(self.source.seeds, self.settings.seed, step, replica)
+        draws = randomness.replica_draws(self.source.seeds, self.settings.seed, step, replica, replicas)
         collectives = mask_if_empty(self._recording, rows.rows) if may_be_empty else self._recording
-        with (
-            using(collectives),
-            randomness.replica_draws(self.source.seeds, self.settings.seed, step, replica, replicas),
-        ):
+        with using(collectives), draws:
             gradients, value = self.source.local_gradients(rows, step, self._recording)
         previous_values = self.side_effects.end(values)
         self.sends_rows = self._recording.has_unknown_shapes
@@ -102,10 +91,9 @@ class Step:
             self.side_effects.undo_if_empty(rows.rows, values)
             *gradients, value = [_zero_if_empty(tensor, rows.rows) for tensor in (*gradients, value)]
         if statistics:
-            average_over_rows(statistics, rows.rows, self._recording)
-        compute_seconds = (
-            clock.time_after(gradients) - arrival_time if has_clock and self.source.has_local_time else no_time
-        )
+            assign(statistics, replica_means(statistics, rows.rows, self._recording, name="statistics"))
+        is_timed = has_clock and self.source.has_local_time
+        compute_seconds = clock.time_after(gradients) - arrival_time if is_timed else no_time
         reduction = self.reduce([*gradients, value])
         *gradients, value = reduction.totals
         with tf.name_scope("finite"):  # in profiles
@@ -115,8 +103,12 @@ class Step:
             gradients, reduction.state, [], previous_values, value, finite, no_norm, arrival_time, compute_seconds
         )
         result = self.source.agree(result, with_norm)
-        clipped_gradients = self.settings.clip(result.gradients, result.norm)
-        return result._replace(gradients=clipped_gradients, scale=self._next_scale(result.finite))
+        gradients = self.settings.clip(result.gradients, result.norm)
+        scale: Sequence[tf.Tensor] = ()
+        if self.settings.loss_scale:
+            state = [tf.convert_to_tensor(variable) for variable in self._scale]
+            scale = self.settings.loss_scale.next_state(state, result.finite)
+        return result._replace(gradients=gradients, scale=list(scale))
 
     def apply(self, result: ComputeResult, unused_indices: frozenset[int]) -> None:
         """Applies the step: updates weights, optimizer state and all other state. A replica function.
@@ -167,10 +159,8 @@ class Step:
 
     def with_condition(self, result: ComputeResult, condition: tf.Tensor) -> ComputeResult:
         """Returns a result that is applied only if `condition`, a scalar bool, is True. A replica function."""
-        scale = [
-            tf.where(condition, new, tf.convert_to_tensor(old))
-            for new, old in zip(result.scale, self._scale, strict=True)
-        ]
+        old_scale = [tf.convert_to_tensor(variable) for variable in self._scale]
+        scale = [tf.where(condition, new, old) for new, old in zip(result.scale, old_scale, strict=True)]
         return result._replace(finite=tf.logical_and(result.finite, condition), scale=scale)
 
     def may_continue(self, finite: tf.Tensor, scale: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -202,15 +192,8 @@ class Step:
         """Sums gradients and shares of the loss over replicas."""
         gradient_recording = Recording(self._recording)
         reduction = self._reduction.reduce(tensors, gradient_recording, name="gradients")
-        self.gradient_calls = (
-            Recording(self._recording) if self.source.keeps_gradients else gradient_recording
-        )  # the calls that send gradients
+        self.gradient_calls = Recording(self._recording) if self.source.keeps_gradients else gradient_recording
         return reduction
-
-    def _next_scale(self, finite: tf.Tensor) -> list[tf.Tensor]:
-        if self.settings.loss_scale is None:
-            return []
-        return list(self.settings.loss_scale.next_state([tf.convert_to_tensor(v) for v in self._scale], finite))
 
 
 def _zero_if_empty(value: tf.Tensor | tf.IndexedSlices, rows: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:

@@ -57,8 +57,8 @@ def unwrap_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, Loss
 
 def default_loss_scale(model: keras.Model) -> LossScale | None:
     """Returns a dynamic loss scale if any layer computes in float16, else None."""
-    uses_float16 = any(layer.compute_dtype == "float16" for layer in keras_internals.layers_of(model))
-    return LossScale() if uses_float16 else None
+    layers = keras_internals.layers_of(model)
+    return LossScale() if any(layer.compute_dtype == "float16" for layer in layers) else None
 
 
 def check_not_wrapped(optimizer: keras.Optimizer) -> None:
@@ -73,14 +73,13 @@ def check_not_wrapped(optimizer: keras.Optimizer) -> None:
 
 def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
     """Raises `InputError` for optimizer options that duplicate parts of a step."""
-    values = {name: getattr(optimizer, name, None) for name in _UNSUPPORTED_OPTIONS}
-    names = [name for name, value in values.items() if value]
-    if names:
-        raise InputError(f"{_UNSUPPORTED_OPTIONS[names[0]]} Received: {names[0]}={values[names[0]]}.")
+    for name, rule in _UNSUPPORTED_OPTIONS.items():
+        if value := getattr(optimizer, name, None):
+            raise InputError(f"{rule} Received: {name}={value}.")
     if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise InputError("One optimizer must update all variables. Received: MultiOptimizer. Pass a single optimizer.")
-    clip_options = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
-    clipping = [f"{name}={value}" for name, value in clip_options.items() if value]
+    names = ("clipnorm", "global_clipnorm", "clipvalue")
+    clipping = [f"{name}={value}" for name in names if (value := getattr(optimizer, name))]
     if clipping and (clip.norm or clip.value):
         raise InputError(
             f"Gradients must be clipped in one place only. Received: {clip} and an optimizer with {', '.join(clipping)}. "
@@ -118,8 +117,7 @@ def check_micro_steps(model: keras.Model, strategy: Strategy, micro_steps: int) 
             "--accumulate_steps=1."
         )
     # Without loops, micro-steps read assigned values as tensors, through which no gradient reaches the variables.
-    weights = [] if strategy.compiles_loops else keras_internals.spectral_norm_variables(model)
-    if weights:
+    if not strategy.compiles_loops and (weights := keras_internals.spectral_norm_variables(model)):
         raise InputError(
             "On a mesh, SpectralNormalization does not work with several micro-steps. Received: "
             f"accumulate_steps={micro_steps} and {weights[0].path}. Use --accumulate_steps=1 or another --strategy."
