@@ -43,7 +43,7 @@ def rank_program(given: argparse.Namespace) -> None:
     from tfdist.pipelining.cutting import cut_model, trace_model
     from tfdist.pipelining.operation_timing import measure_seconds
     from tfdist.pipelining.schedule_catalog import make_schedule
-    from tfdist.pipelining.schedule_simulation import simulate
+    from tfdist.pipelining.timeline import simulate
 
     strategy = tfdist.load_strategy("pipeline", intra_op_threads=1, pipeline_schedule="1f1b", micro_batches=1)
     with strategy.process_device():

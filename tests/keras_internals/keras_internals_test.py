@@ -38,10 +38,6 @@ def test_build_creates_every_variable():
     assert len(keras_internals.flat_losses(model)) == 1
 
 
-def test_build_takes_sample_weights():
-    built(batch=(*BATCH, tf.TensorSpec([None], tf.float32)))
-
-
 def test_the_start_of_tensorflow_s_servers_has_a_deadline(monkeypatch):
     """Real processes in tests/end_to_end/exit_codes_test.py show that TensorFlow respects it."""
     current = keras_internals.tf_internals.context.context()

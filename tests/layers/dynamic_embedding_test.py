@@ -4,12 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfdist.strategies.parameter_server import ParameterServer
 
 import tfdist
 from tests.parameter_server import embedding_tables_test
-from tfdist.cluster.environment import Cluster
-from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
 from tfdist.layers import DynamicEmbedding
@@ -23,19 +20,7 @@ BATCHES = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
 SGD = keras.optimizers.SGD
 
 
-@pytest.fixture
-def served():
-    """Returns a function that starts the strategy with a server in this process."""
-    started = []
-
-    def start(**options):
-        options = {"staleness": "async", **options}
-        started.append(ParameterServer(cluster=Cluster(), join=lambda _: LocalGroup(), servers=0, **options))
-        return started[-1]
-
-    yield start
-    for strategy in started:
-        strategy.close()
+served = embedding_tables_test.served  # a fixture
 
 
 def network(dropout=0.1):

@@ -236,16 +236,3 @@ def test_layers_with_metrics_have_names_of_their_own(single):
         trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
     with pytest.raises(InputError, match="must have unique names. Received twice: experts_load. Rename the layers"):
         trainer.fit((X, X), batch_size=8, steps=1)
-
-
-def test_all_layers_but_experts_are_computed_again(single):
-    with single.scope():
-        trainer = tfdist.Trainer(
-            tfdist.recompute(
-                tfdist.models.transformer(input_shape=(6,), classes=5, layers=2, width=8, heads=2, experts=2)
-            ),
-            optimizer="sgd",
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-    tokens = RANDOM.integers(0, 5, (8, 6))
-    assert np.isfinite(trainer.fit((tokens, tokens), batch_size=8, steps=2).last("train")["loss"])

@@ -81,15 +81,6 @@ def test_a_place_has_one_token_and_weights_are_shares(sizes):
     np.testing.assert_allclose(returned, np.where(served, probabilities / total, 0))
 
 
-def test_spilled_tokens_go_to_the_least_loaded_experts():
-    """Six tokens choose expert 0, which has a capacity of three; expert 1 already has one token."""
-    wanted = [1, 0, 0, 0, 0, 0, 0]
-    probabilities = tf.constant([[[0.9 if e == w else 0.05 for e in range(3)] for w in wanted]])
-    found = mixture_of_experts.routes(probabilities, tf.ones([1, 7]), 1, 3, "spill")
-    assert found.load.numpy().tolist() == [3, 2, 2] and float(found.dropped) == 0
-    assert np.argmax(np.sum(found.dispatch[0], axis=-1), axis=-1).tolist() == [1, 0, 0, 0, 2, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("tokens", "experts", "choices", "factor", "capacity"),
     [(16, 4, 1, 1.0, 4), (16, 4, 2, 1.25, 10), (16, 4, 1, 4.0, 16), (16, 4, 2, 8.0, 16), (2, 8, 1, 1.0, 1)],
@@ -116,12 +107,3 @@ def test_padding_counts_in_no_loss():
         2 * float(probabilities[0, 0, 0]), rel=1e-6
     )
     assert float(mixture_of_experts.balance_loss(probabilities, first * 0)) == 0
-
-
-def test_two_places_of_one_expert_share_its_weight():
-    """The last token's second choice is full, and its first choice is the expert with the least load."""
-    probabilities = np.array([[[0.1, 0.5, 0.4], [0.1, 0.5, 0.4], [0.6, 0.3, 0.1]]])
-    found = mixture_of_experts.routes(tf.constant(probabilities), tf.ones([1, 3], tf.float64), 2, 2, "spill")
-    assert np.sum(found.dispatch[0], axis=-1).tolist() == [[0, 1, 1], [0, 1, 1], [2, 0, 0]]
-    returned = np.sum(found.dispatch * found.weights[..., None], axis=3)[0]
-    np.testing.assert_allclose(returned, [[0, 5 / 9, 4 / 9], [0, 5 / 9, 4 / 9], [2 / 3, 0, 0]])

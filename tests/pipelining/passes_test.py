@@ -163,11 +163,12 @@ def test_a_backward_pass_uses_the_weights_of_its_forward_pass() -> None:
 def test_variables_without_gradients() -> None:
     part = Part(passing)
     part.variables = [tf.Variable(1.0)]
-    for is_split in (False, True):
-        passes = Passes(part, part.arguments(0), is_split)
-        residuals = passes.forward(part.arguments(0), tensors(0)[:1]).residuals
-        variable_gradients, input_gradients = passes.backward(residuals, tensors(1)[:1])
-        assert variable_gradients == [None] and len(input_gradients) == 1
+    whole, split = (Passes(part, part.arguments(0), is_split) for is_split in (False, True))
+    residuals, other_residuals = (x.forward(part.arguments(0), tensors(0)[:1]).residuals for x in (whole, split))
+    variable_gradients, input_gradients = whole.backward(residuals, tensors(1)[:1])
+    assert variable_gradients == [None] and len(input_gradients) == 1
+    input_gradients, left = split.backward_input(other_residuals, tensors(1)[:1])
+    assert split.backward_weight(left) == [None] and len(input_gradients) == 1
 
 
 @pytest.mark.parametrize("micro_batches", [1, 6])

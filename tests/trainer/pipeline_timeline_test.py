@@ -11,8 +11,7 @@ from matplotlib.image import imread
 from tests import processes
 from tests.selection import quick
 from tfdist.pipelining.schedule_catalog import make_schedule
-from tfdist.pipelining.schedule_simulation import simulate
-from tfdist.pipelining.timeline import Span, Timeline
+from tfdist.pipelining.timeline import Span, Timeline, simulate
 from tfdist.trainer.pipeline_timeline import expected_timeline
 
 

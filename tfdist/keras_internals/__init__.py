@@ -7,7 +7,6 @@ from tfdist.keras_internals.fitting import *
 from tfdist.keras_internals.functional import *
 from tfdist.keras_internals.laid_out_operations import *
 from tfdist.keras_internals.layers import *
-from tfdist.keras_internals.metrics import *
 from tfdist.keras_internals.models import *
 from tfdist.keras_internals.optimizers import *
 from tfdist.keras_internals.patching import *

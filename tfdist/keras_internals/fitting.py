@@ -15,7 +15,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from tensorflow.python.eager import context
 
 from tfdist.errors import InputError
-from tfdist.keras_internals.patching import patched
+from tfdist.keras_internals.patching import Context, patched
 
 # Names of TensorFlow's classes, which it does not export.
 _BATCH_TYPES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset")
@@ -81,11 +81,7 @@ def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
 
 
 def adapt_data(data: Any) -> AdaptedData:
-    """Converts a Python generator or a data loader to batches, as Keras's `fit` does.
-
-    Raises:
-      ValueError: Keras does not accept the data.
-    """
+    """Converts a Python generator or a data loader to batches, as Keras's `fit` does; raises `ValueError` like Keras."""
     adapter = data_adapters.get_data_adapter(data)
     batches = adapter.get_tf_dataset()
     is_generator = isinstance(adapter, data_adapters.GeneratorDataAdapter)
@@ -205,9 +201,7 @@ def symbolic_graph(name: str) -> Iterator[Any]:
         yield graph
 
 
-def wrap_functions(
-    wrappers: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]],
-) -> contextlib.AbstractContextManager[None]:
+def wrap_functions(wrappers: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> Context:
     """Context in which private functions of Keras are wrapped; `wrappers` are by the name of the function."""
     modules = [(_FUNCTION_MODULES[name], name, wrap) for name, wrap in wrappers.items()]
     return patched(*((module, name, wrap(getattr(module, name))) for module, name, wrap in modules))

@@ -11,7 +11,7 @@ from tensorflow.python.framework import tensor_util
 from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_operations
 
-from tfdist.keras_internals.patching import patched
+from tfdist.keras_internals.patching import Context, patched
 
 # All functions of `tf.random.stateless_...`, `keras.random` and dropout call one of these.
 _DRAWS = "random_gamma_v3 random_normal_v2 random_uniform_full_int_v2 random_uniform_int_v2 random_uniform_v2"
@@ -22,7 +22,7 @@ _TRACING_LOCK = threading.RLock()  # a second thread would restore the replaceme
 _REVERSE = ((tf, "reverse"), (array_ops, "reverse"), (array_ops, "reverse_v2"))  # names of one function
 
 
-def lay_out_draws(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+def lay_out_draws(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> Context:
     """Context in which `lay_out` is applied to each tensor that a traced function draws from a seed."""
     return _replace_functions(
         [(random_operations, name) for name in _DRAW_FUNCTIONS],
@@ -30,7 +30,7 @@ def lay_out_draws(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.Abstr
     )
 
 
-def lay_out_concatenations(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+def lay_out_concatenations(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Context:
     """Context in which `lay_out` is applied to the inputs and results of concatenations in a traced function.
 
     It takes a tensor, and whether the rows of the inputs are rows of the result. Axes become positive. Tensors of more than
@@ -55,7 +55,7 @@ def lay_out_concatenations(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> c
     return _replace_functions([(gen_array_ops, "concat_v2")], wrap_concat)
 
 
-def lay_out_top_k(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+def lay_out_top_k(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> Context:
     """Context in which `lay_out` is applied to the inputs and results of `tf.math.top_k` in a traced function."""
 
     def wrap_top_k(top_k: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +68,7 @@ def lay_out_top_k(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.Abstr
     return _replace_functions([(gen_nn_ops, "top_kv2")], wrap_top_k)
 
 
-def copy_transposed_inputs() -> contextlib.AbstractContextManager[None]:
+def copy_transposed_inputs() -> Context:
     """Context in which a traced function transposes copies of tensors, whose layouts may differ from the originals'.
 
     Only tensors of at most three dims are copied: DTensor does not move an axis between inner dims of larger ones

@@ -21,7 +21,7 @@ from keras.src.initializers import random_initializers
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.ops import random_ops_util
 
-from tfdist.keras_internals.patching import patched
+from tfdist.keras_internals.patching import Context, patched
 
 
 def path_of(layer: keras.Layer) -> str:
@@ -134,7 +134,7 @@ def lay_out_attention(
     replace_query: Callable[[str, Any], Any],
     replace_projections: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
     replace_output: Callable[[str, Any], Any],
-) -> contextlib.AbstractContextManager[None]:
+) -> Context:
     """Context in which inputs, inner tensors and outputs of Keras's attention layers are replaced, to lay them out.
 
     The functions take a layer's path. `replace_query` replaces the query, [batch, sequence, embed], also as key and value.
@@ -176,7 +176,7 @@ def lay_out_attention(
     return patched(*((k, name, wrap(getattr(k, name))) for k in kinds for name, wrap in wrappers.items()))
 
 
-def keep_product_dims() -> contextlib.AbstractContextManager[None]:
+def keep_product_dims() -> Context:
     """Context in which Keras does not merge dims for products: DTensor would gather a sharded dim.
 
     Otherwise, Keras's `einsum` becomes one matrix product per row of a batch, and the gradient of a weight is communicated for

@@ -11,7 +11,7 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.optimizers import base_optimizer
 
 from tfdist.keras_internals.models import is_user_defined
-from tfdist.keras_internals.patching import patched
+from tfdist.keras_internals.patching import Context, patched
 from tfdist.keras_internals.variables import UninitializedVariable, deferred_creation, value_of
 
 
@@ -45,9 +45,7 @@ def scheduled_learning_rate(optimizer: keras.Optimizer) -> keras.optimizers.sche
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
-def replace_learning_rate(
-    optimizer: keras.Optimizer, rate: Callable[[keras.Variable], tf.Tensor]
-) -> contextlib.AbstractContextManager[None]:
+def replace_learning_rate(optimizer: keras.Optimizer, rate: Callable[[keras.Variable], tf.Tensor]) -> Context:
     """Context in which updates are traced with another learning rate, a function of `optimizer.iterations`.
 
     `optimizer.learning_rate` itself, which callbacks read and set, does not change. Enter the context once around all
@@ -56,7 +54,7 @@ def replace_learning_rate(
     return patched((optimizer, "_get_current_learning_rate", lambda: rate(optimizer.iterations)))
 
 
-def scale_learning_rate(optimizer: keras.Optimizer, factor: float) -> contextlib.AbstractContextManager[None]:
+def scale_learning_rate(optimizer: keras.Optimizer, factor: float) -> Context:
     """Context in which updates are traced with the learning rate times a factor; see `replace_learning_rate`."""
     if factor == 1:
         return contextlib.nullcontext()
@@ -93,9 +91,7 @@ class _ScheduledNumber:
         return other - self._value()
 
 
-def scheduled_momentum(
-    optimizer: keras.Optimizer, update: tf.Tensor | None = None
-) -> contextlib.AbstractContextManager[None]:
+def scheduled_momentum(optimizer: keras.Optimizer, update: tf.Tensor | None = None) -> Context:
     """Context in which updates are traced with the momentum of the optimizer's schedule, if it changes the momentum.
 
     It replaces `momentum` if that is not 0, else `beta_1`, as in PyTorch. Enter it once around all replicas. `update` replaces
@@ -130,7 +126,7 @@ def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy,
     optimizer._exclude_from_weight_decay_cache = {}
 
 
-def updating_one_device(*optimizers: keras.Optimizer) -> contextlib.AbstractContextManager[None]:
+def updating_one_device(*optimizers: keras.Optimizer) -> Context:
     """Context in which optimizers, and the optimizers they wrap, work as on one device in any scope."""
     optimizers += tuple(o.inner_optimizer for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer))
     engine = tf.distribute.get_strategy()
@@ -161,7 +157,7 @@ def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) ->
     return [uninitialized.variable for uninitialized in abstract_model]
 
 
-def updating_own_copies() -> contextlib.AbstractContextManager[None]:
+def updating_own_copies() -> Context:
     """Context in which optimizers assign to Keras's variables directly, without tf.distribute.
 
     In a replica function in which variables stand for the replica's copies, an update then changes only this replica.
@@ -181,9 +177,7 @@ def stateless_updates() -> Iterator[None]:
         yield
 
 
-def updating_subset(
-    optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
-) -> contextlib.AbstractContextManager[None]:
+def updating_subset(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Context:
     """Context in which an optimizer's `apply` updates only some of its variables.
 
     Clipping by the global norm, and the `apply` of a subclass, still use all of them.
@@ -319,9 +313,7 @@ def variable_at(path: str, value: np.ndarray) -> keras.Variable:
         return keras.Variable(value, dtype=value.dtype.name, name=name)
 
 
-def values_replaced(
-    variables: Sequence[keras.Variable], values: Sequence[tf.Variable]
-) -> contextlib.AbstractContextManager[None]:
+def values_replaced(variables: Sequence[keras.Variable], values: Sequence[tf.Variable]) -> Context:
     """Context in which variables have other TensorFlow variables, of any shapes."""
     return patched(*((variable, "_value", value) for variable, value in zip(variables, values, strict=True)))
 

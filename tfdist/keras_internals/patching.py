@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
+Context: TypeAlias = contextlib.AbstractContextManager[None]
 _INHERITED = object()
 
 

@@ -17,7 +17,7 @@ from tensorflow.python.framework import dtypes, ops
 from tensorflow.python.ops import control_flow_v2_func_graphs
 from tensorflow.python.types import core
 
-from tfdist.keras_internals.patching import patched
+from tfdist.keras_internals.patching import Context, patched
 
 # AutoGraph converts functions of users, but not those of tfdist, which do not need it. It parses and rewrites the source of
 # every function that it calls, which took a third of the CPU time of a short run.
@@ -92,7 +92,7 @@ def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStr
     strategy.extended._get_variable_creator_initial_value = make_wide_value
 
 
-def untuned_device_iterators() -> contextlib.AbstractContextManager[None]:
+def untuned_device_iterators() -> Context:
     """Context in which new iterators over distributed data sets can be destroyed without delay.
 
     tf.distribute creates a data set on each device, with a thread that tunes its buffer of one element and sleeps for up to a
@@ -104,17 +104,17 @@ def untuned_device_iterators() -> contextlib.AbstractContextManager[None]:
     return patched((module, "_create_device_dataset", lambda *args: make(*args).with_options(options)))
 
 
-def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
-    """Returns whether a symbolic tensor is computed from a tensor with one of these ids."""
-    if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
-        return False
-    stack, visited = [value], {id(value)}
+def is_computed_from(values: Any, tensors: Collection[int]) -> bool:
+    """Returns whether a symbolic tensor in a structure is, or is computed from, a tensor with one of these ids."""
+    stack = [value for value in tf.nest.flatten(values) if isinstance(value, tf.Tensor) and hasattr(value, "graph")]
+    visited: set[int] = set()
     while stack:
-        inputs = [tensor for tensor in stack.pop().op.inputs if id(tensor) not in visited]
-        if any(id(tensor) in tensors for tensor in inputs):
+        tensor = stack.pop()
+        if id(tensor) in tensors:
             return True
-        visited |= {id(tensor) for tensor in inputs}
-        stack += inputs
+        if id(tensor) not in visited:
+            visited.add(id(tensor))
+            stack += tensor.op.inputs
     return False
 
 
@@ -154,7 +154,7 @@ def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: 
     return list(function._call_flat(list(arguments), list(captures)))
 
 
-def replace_captures(replace: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+def replace_captures(replace: Callable[[tf.Tensor], tf.Tensor]) -> Context:
     """Context in which `replace` is applied to eager tensors that the traced function captures."""
 
     def replace_value(tensor: tf.Tensor) -> tf.Tensor:

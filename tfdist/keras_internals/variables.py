@@ -19,7 +19,7 @@ from tensorflow.python.eager import context
 
 from tfdist.errors import InputError
 from tfdist.keras_internals.models import is_user_defined
-from tfdist.keras_internals.patching import patched
+from tfdist.keras_internals.patching import Context, patched
 
 
 class UninitializedVariable(NamedTuple):
@@ -31,7 +31,7 @@ class UninitializedVariable(NamedTuple):
 
 def deferred_creation(
     abstract_model: list[UninitializedVariable], create: Callable[[UninitializedVariable], None]
-) -> contextlib.AbstractContextManager[None]:
+) -> Context:
     """Context in which variables with initializers are created without a value, for an abstract model.
 
     They are appended to `abstract_model`, and the caller initializes them later with `set_tf_variable`. Until then, reading
@@ -55,13 +55,6 @@ def deferred_creation(
         traced_variables[id(variable)] = UninitializedVariable(variable, _callers())
         register(variable)
 
-    def assign_to(variable: keras.Variable, value: Any) -> None:
-        if variable._value is not None:
-            assign(variable, value)
-        else:
-            initial = tf.cast(value, variable.dtype)
-            variable._initializer = lambda *_, **__: initial
-
     def key_of(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
         for i, uninitialized in enumerate(abstract_model):  # the optimizer needs the initialized variable
             if uninitialized.variable is variable:
@@ -71,7 +64,7 @@ def deferred_creation(
 
     return patched(
         (kind, "_initialize_with_initializer", defer),
-        (kind, "_direct_assign", assign_to),
+        (kind, "_direct_assign", lambda variable, value: _assign(assign, variable, value)),
         (optimizers, "_var_key", key_of),
         (keras_variables, "register_uninitialized_variable", register_traced),
     )
@@ -117,9 +110,7 @@ def set_tf_variable(variable: keras.Variable, value: tf.Variable) -> None:
     variable._value, variable._initializer = value, None
 
 
-def create_variables_with(
-    create: Callable[[keras.Variable, Any], tf.Variable],
-) -> contextlib.AbstractContextManager[None]:
+def create_variables_with(create: Callable[[keras.Variable, Any], tf.Variable]) -> Context:
     """Context in which `create` creates the variables that have a layout, and their optimizer variables."""
     kind = keras.Variable
     initialize = kind._initialize
@@ -220,7 +211,7 @@ def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Seq
                     copy.assign(first)
 
 
-def own_copies(variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
+def own_copies(variables: Sequence[keras.Variable]) -> Context:
     """Context, inside a replica function, in which variables of tf.distribute stand for this replica's copies.
 
     Do not call collectives in it: the replicas of a process enter it in turn, because they share Keras's variables.
@@ -246,12 +237,10 @@ class RecordedScope(keras.StatelessScope):
         sources: Iterable[tuple[keras.Variable, Any]] = (),
         read: Callable[[keras.Variable], Any] = lambda variable: None,
     ):
-        """Initializes the scope without entering it.
+        """Initializes the scope without entering it; `state_mapping` are the values of variables inside.
 
-        Args:
-          state_mapping: values of variables inside.
-          sources: tensors from which these values are computed, if they differ.
-          read: returns the value of any other variable; None for its own value.
+        `sources` are tensors from which these values are computed, if they differ. `read` returns the value of any other
+        variable; None for its own value.
         """
         super().__init__(state_mapping=list(state_mapping), collect_losses=True)
         self._read = read
@@ -311,9 +300,7 @@ def _callers() -> list[Any]:
     return [scope.caller for scope in stack if scope.caller is not None]
 
 
-def deferred_weights(
-    is_selected: Callable[[keras.Layer], bool] = lambda layer: True,
-) -> contextlib.AbstractContextManager[None]:
+def deferred_weights(is_selected: Callable[[keras.Layer], bool] = lambda layer: True) -> Context:
     """Context in which weights of selected layers are created without values; other variables, such as seeds, get values.
 
     Assigning to such a weight, inside the context or later, sets its initial value.
@@ -322,7 +309,7 @@ def deferred_weights(
 
     def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         variable._value, variable._initializer = None, initializer
-        variable._direct_assign = functools.partial(_assign, variable)
+        variable._direct_assign = functools.partial(_assign, keras.Variable._direct_assign, variable)
         vars(variable).pop("_deferred_initialize", None)
         record_name_scope(variable)
 
@@ -341,9 +328,9 @@ def deferred_weights(
     return patched((keras.Layer, "add_weight", add_deferred_weight))
 
 
-def _assign(variable: keras.Variable, value: Any) -> None:
+def _assign(assign: Callable[..., None], variable: keras.Variable, value: Any) -> None:
     if variable._value is not None:
-        type(variable)._direct_assign(variable, value)
+        assign(variable, value)
     elif not isinstance(variable._initializer, _RejectingInitializer):
         initial = tf.cast(value, variable.dtype)
         variable._initializer = lambda *_, **__: initial
@@ -374,8 +361,6 @@ def reject_training(message: str) -> None:
 
 
 class _RejectingInitializer(NamedTuple):
-    """An initializer that raises `InputError`."""
-
     message: str
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -389,8 +374,6 @@ def reject_reads(variables: Sequence[keras.Variable], message: str) -> None:
             variable._initializer = _RejectingInitializer(message)
 
 
-def replace_reads(
-    variables: Sequence[keras.Variable], read: Callable[[keras.Variable], Any]
-) -> contextlib.AbstractContextManager[None]:
+def replace_reads(variables: Sequence[keras.Variable], read: Callable[[keras.Variable], Any]) -> Context:
     """Context in which a read of a variable without a value returns the result of `read`."""
     return patched(*((v, "_initializer", lambda *_, variable=v, **__: read(variable)) for v in variables))

@@ -66,11 +66,7 @@ class DynamicEmbedding(keras.layers.Layer):
         self.table: KeyedTable
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates an empty table.
-
-        Raises:
-          InputError: the strategy whose scope is open cannot train it.
-        """
+        """Creates an empty table. Raises `InputError` if the strategy whose scope is open cannot train it."""
         strategy = strategy_in_use()
         if strategy and not strategy.trains_keyed_rows:
             raise _not_trained(strategy.name)
@@ -92,8 +88,7 @@ class DynamicEmbedding(keras.layers.Layer):
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Returns the rows of keys, [..., output_dim]; keys may be ragged.
 
-        Raises:
-          InputError: the keys are neither integers nor strings, or a strategy trains the layer that cannot.
+        Raises `InputError` if keys are neither integers nor strings, or a strategy trains the layer that cannot.
         """
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self.call(inputs.flat_values, training))
@@ -101,12 +96,9 @@ class DynamicEmbedding(keras.layers.Layer):
         _check_keys(inputs.dtype.name)
         if training and self.trainable and self.gather == self._gather_without_strategy:
             raise _not_trained("no strategy, or one that did not build the model")
-        keys = (
-            tf.strings.to_hash_bucket_fast(inputs, (1 << 63) - 1)
-            if inputs.dtype == tf.string
-            else tf.cast(inputs, tf.int64)
-        )
-        return tf.cast(gather_shaped(self.gather, keys), self.compute_dtype)
+        if inputs.dtype == tf.string:
+            inputs = tf.strings.to_hash_bucket_fast(inputs, (1 << 63) - 1)
+        return tf.cast(gather_shaped(self.gather, tf.cast(inputs, tf.int64)), self.compute_dtype)
 
     def compute_output_spec(self, inputs: Any, **_: Any) -> keras.KerasTensor:
         """Returns shape and dtype of the output."""

@@ -94,9 +94,8 @@ def routes(probabilities: tf.Tensor, token_mask: tf.Tensor, choices: int, capaci
     weights = tf.math.divide_no_nan(probabilities, tf.reduce_sum(dispatch, axis=-1))
     if choices > 1:
         weights = weights / tf.expand_dims(total, -1)
-    return Routes(
-        dispatch, weights, tf.reduce_sum(used_slots, axis=0), tf.add_n([tf.reduce_sum(x) for x in overflow_tokens])
-    )
+    dropped = tf.add_n([tf.reduce_sum(x) for x in overflow_tokens])
+    return Routes(dispatch, weights, tf.reduce_sum(used_slots, axis=0), dropped)
 
 
 def balance_loss(probabilities: tf.Tensor, token_mask: tf.Tensor) -> tf.Tensor:
@@ -150,15 +149,6 @@ def _spill(tokens: tf.Tensor, used_slots: tf.Tensor, capacity: int) -> tf.Tensor
     assignment = is_match * tf.expand_dims(tokens, 2) * tf.expand_dims(free, 1)  # [groups, tokens, capacity * experts]
     result = tf.reshape(assignment, [-1 if groups is None else groups, tokens.shape[1], capacity, experts])
     return tf.transpose(result, [0, 1, 3, 2])
-
-
-_DIMS = {
-    "router": "embed *",
-    "in_kernel": "experts embed expert_ffn",
-    "in_bias": "experts expert_ffn",
-    "out_kernel": "experts expert_ffn embed",
-    "out_bias": "experts embed",
-}
 
 
 @keras.saving.register_keras_serializable(package="tfdist")
@@ -250,17 +240,20 @@ class MixtureOfExperts(keras.layers.Layer):
                 "MixtureOfExperts takes [batch, tokens, embed] with the last two dims known: the tokens of an example "
                 f"share the experts' capacity. Received: {tuple(input_shape)}."
             )
-        embed, initializer = input_shape[-1], self.kernel_initializer
-        self.router = self.add_weight((embed, self.experts), initializer, name="router", autocast=False)
-        self.in_kernel = self.add_weight(
-            (self.experts, embed, self.width), _PerExpertInitializer(initializer, 1), name="in_kernel"
-        )
-        self.in_bias = self.add_weight((self.experts, self.width), "zeros", name="in_bias")
-        out_initializer = _PerExpertInitializer(initializer, 1 + self.experts)
-        self.out_kernel = self.add_weight((self.experts, self.width, embed), out_initializer, name="out_kernel")
-        self.out_bias = self.add_weight((self.experts, embed), "zeros", name="out_bias")
-        for name, dims in _DIMS.items():
-            getattr(self, name).tfdist_dims = parse_dims(dims)
+        kernel, experts = self.kernel_initializer, self.experts
+        sizes = {"embed": input_shape[-1], "experts": experts, "*": experts, "expert_ffn": self.width}
+        weights = {
+            "router": ("embed *", kernel),
+            "in_kernel": ("experts embed expert_ffn", _PerExpertInitializer(kernel, 1)),
+            "in_bias": ("experts expert_ffn", "zeros"),
+            "out_kernel": ("experts expert_ffn embed", _PerExpertInitializer(kernel, 1 + experts)),
+            "out_bias": ("experts embed", "zeros"),
+        }
+        for name, (dims, initializer) in weights.items():
+            shape = [sizes[dim] for dim in dims.split()]
+            weight = self.add_weight(shape, initializer, name=name, autocast=name != "router")
+            weight.tfdist_dims = parse_dims(dims)
+            setattr(self, name, weight)
 
     def call(self, inputs: tf.Tensor, mask: tf.Tensor | None = None, training: bool = False) -> tf.Tensor:
         """Returns a tensor of the shape and dtype of `inputs`, [batch, tokens, embed]; masked tokens are not routed."""
@@ -281,10 +274,13 @@ class MixtureOfExperts(keras.layers.Layer):
         dispatch = tf.cast(constrain(dispatch, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype)
         weights = tf.cast(constrain(routing.weights, "batch * *", f"the weights of {self.path}"), inputs.dtype)
         weights = constrain(weights, "batch * experts?", f"the weights of {self.path}")
-        expert_inputs = tf.einsum("gsec,gsm->egcm", dispatch, tokens)
-        expert_outputs = self._layout_by_rows(
-            self._layout_by_experts(self._apply_experts(self._layout_by_experts(self._layout_by_rows(expert_inputs))))
-        )
+        # Tokens of experts, [experts, batch, capacity, embed], are laid out by rows before and after they are laid out by
+        # experts: an all-to-all if experts and rows are sharded over one axis.
+        by_rows = ("experts? batch * *", f"the tokens of {self.path}")
+        by_experts = ("experts batch? * *", f"the experts' tokens of {self.path}")
+        expert_inputs = constrain(tf.einsum("gsec,gsm->egcm", dispatch, tokens), *by_rows)
+        expert_outputs = constrain(self._apply_experts(constrain(expert_inputs, *by_experts)), *by_experts)
+        expert_outputs = constrain(expert_outputs, *by_rows)
         outputs = tf.einsum("gsec,egcm->gsm", dispatch * tf.expand_dims(weights, -1), expert_outputs)
         return constrain(outputs, "batch * embed", f"the output of {self.path}")
 
@@ -293,16 +289,7 @@ class MixtureOfExperts(keras.layers.Layer):
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
         return expert_capacity(tokens, self.experts, self.choices, factor)
 
-    def _layout_by_rows(self, x: tf.Tensor) -> tf.Tensor:
-        """Lays out [experts, batch, capacity, embed] like the rows of the tokens."""
-        return constrain(x, "experts? batch * *", f"the tokens of {self.path}")
-
-    def _layout_by_experts(self, x: tf.Tensor) -> tf.Tensor:
-        """Lays out the same dims by experts: an all-to-all if experts and rows are sharded over one axis."""
-        return constrain(x, "experts batch? * *", f"the experts' tokens of {self.path}")
-
     def _apply_experts(self, x: tf.Tensor) -> tf.Tensor:
-        """Applies each expert to its tokens."""
         hidden = tf.einsum("egcm,emf->egcf", x, tf.cast(self.in_kernel, x.dtype))
         hidden = self.activation(hidden + tf.cast(self.in_bias, x.dtype)[:, None, None, :])
         outputs = tf.einsum("egcf,efm->egcm", hidden, tf.cast(self.out_kernel, x.dtype))

@@ -21,16 +21,13 @@ def balance(costs: np.ndarray, stages: int, cut_bytes: np.ndarray, is_allowed: n
     """Returns the balanced cuts: the index of the first element of every stage except stage 0.
 
     Minimizes the bytes that cross cuts, where the maximum cost of a stage may be 5% above its minimum. Takes
-    O(stages * n^2) by dynamic programming.
+    O(stages * n^2) by dynamic programming. Returns None if too few cuts are allowed.
 
     Args:
       costs: [n + 1, n + 1]; cost of a stage of the elements i to j - 1.
       stages: number of stages.
       cut_bytes: [n + 1]; bytes that cross a cut before each element.
       is_allowed: [n + 1] bool; whether a cut before each element is allowed.
-
-    Returns:
-      stages - 1 ascending indices; None if too few cuts are allowed.
     """
     n = len(costs) - 1
     costs = np.where(np.tri(n + 1, dtype=bool), np.inf, costs)  # no stage is empty
@@ -50,12 +47,9 @@ def balance(costs: np.ndarray, stages: int, cut_bytes: np.ndarray, is_allowed: n
         min_bytes = bytes_so_far.min(axis=0)
         origin = np.where(bytes_so_far == min_bytes, cost, np.inf).argmin(axis=0)
         origins.append(origin)
-        total_bytes, max_cost = (
-            min_bytes + cut_bytes,
-            np.where(np.isfinite(min_bytes), cost[origin, np.arange(n + 1)], np.inf),
-        )
-        if stage < stages - 1:
-            total_bytes, max_cost = np.where(is_allowed, total_bytes, np.inf), np.where(is_allowed, max_cost, np.inf)
+        is_end = np.isfinite(min_bytes) & (is_allowed if stage < stages - 1 else True)
+        total_bytes = np.where(is_end, min_bytes + cut_bytes, np.inf)
+        max_cost = np.where(is_end, cost[origin, np.arange(n + 1)], np.inf)
     starts, end = [], n
     for origin in reversed(origins):
         end = int(origin[end])
@@ -78,9 +72,8 @@ def cut_positions(
 
     `seconds` returns the seconds of each call of `graph.calls`; it is called only to balance stages by time.
 
-    Raises:
-      InputError: there are more stages than layers, the names do not match the layers or the number of stages, calls of a
-        stateful layer would be in different stages, or text would be sent between stages.
+    Raises `InputError` if there are more stages than layers, the names do not match the layers or the number of stages, calls
+    of a stateful layer would be in different stages, or text would be sent between stages.
     """
     layers = sum(not call.is_entry for call in graph.calls)
     if stages > layers:
@@ -119,7 +112,6 @@ class _InseparableCalls(NamedTuple):
     last: int
 
     def error(self, received: str) -> InputError:
-        """Returns the error for a cut between the calls."""
         return InputError(self.rule.format(received=received, name=self.name))
 
 

@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.config.pipeline import BalancedCut, LayerCut, parse_cut
 from tfdist.errors import InputError, one_line
 from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Crossing, boundaries, cut_positions
-from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, graph_of, run_abstractly
+from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, graph_of
 from tfdist.pipelining.operation_timing import measure_seconds
 
 _STEP_METHODS = ("train_step", "compute_loss", "test_step", "predict_step")
@@ -65,15 +65,11 @@ def assign_variables(graph: Graph, run: AbstractRun, stage_of: Sequence[int], st
     calls use, such as the table of tied embeddings. Other variables that no call uses belong to the last stage.
     """
     stage_variables: list[dict[int, keras.Variable]] = [{} for _ in range(stages)]
-    layers: dict[int, set[int]] = {}
-    for call, usage, stage in zip(graph.calls, run.usage, stage_of, strict=True):
+    default_stage: dict[int, int] = {}  # of a variable that no call uses: the first stage of its layer
+    for call, usage, stage in sorted(zip(graph.calls, run.usage, stage_of, strict=True), key=lambda entry: entry[2]):
         stage_variables[stage] |= usage.variables
-        layers.setdefault(id(call.layer), set()).add(stage)
-    default_stage: dict[int, int] = {}  # of a variable that no call uses
-    for call in graph.calls:
-        if call.layer is not None:
-            for variable in (*call.layer.variables, *call.layer.metrics_variables):
-                default_stage.setdefault(id(variable), min(layers[id(call.layer)]))
+        for variable in (*call.layer.variables, *call.layer.metrics_variables) if call.layer is not None else ():
+            default_stage.setdefault(id(variable), stage)
     variables, metrics = graph.model.variables, keras_internals.metrics_of_layers(graph.model)
     stages_of = {}
     for variable in (*variables, *metrics):
@@ -94,10 +90,8 @@ def assign_variables(graph: Graph, run: AbstractRun, stage_of: Sequence[int], st
 def initialize(variables: StageVariables) -> None:
     """Initializes the variables of a stage that have no value, with the same values as on one device.
 
-    Every initializer got its own seed when the model was built, so its values do not depend on other variables.
-
-    Raises:
-      InputError: an initializer draws from a global random generator.
+    Every initializer got its own seed when the model was built, so its values do not depend on other variables. Raises
+    `InputError` if an initializer draws from a global random generator.
     """
     for variable in (*variables.all, *variables.metrics, *variables.external):
         if keras_internals.value_of(variable) is not None:
@@ -129,7 +123,6 @@ class StageGraph:
     _run: AbstractRun = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Creates the layer that runs the stage."""
         body = keras_internals.Body(f"stage_{self.index}", self._graph.model, self.layers, self._forward)
         object.__setattr__(self, "_body", body)
 
@@ -241,13 +234,12 @@ class TracedModel(NamedTuple):
 def trace_model(model: keras.Model) -> TracedModel:
     """Traces a functional or sequential model without computing anything; its variables need no values.
 
-    Raises:
-      InputError: the model cannot be cut.
+    Raises `InputError` if the model cannot be cut.
     """
     check_model(model)
     graph = graph_of(model)
     try:
-        return TracedModel(graph, run_abstractly(graph))
+        return TracedModel(graph, AbstractRun(graph))
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -267,10 +259,8 @@ def cut_model(
     """Cuts a functional or sequential model, or the result of `trace_model`, into stages.
 
     The composition of the stages is bitwise equal to the model. For `cut`, see `parse_cut`. `seconds` returns the seconds of
-    each of `Graph.calls`, to balance stages by time; it measures them by default.
-
-    Raises:
-      InputError: the model cannot be cut in this way.
+    each of `Graph.calls`, to balance stages by time; it measures them by default. Raises `InputError` if the model cannot be
+    cut in this way.
     """
     graph, run = model if isinstance(model, TracedModel) else trace_model(model)
     cut = parse_cut(cut) if isinstance(cut, str) else cut

@@ -185,53 +185,38 @@ class Usage:
         return {**self.reads, **self.assigns}
 
 
-@dataclasses.dataclass(frozen=True)
 class AbstractRun:
-    """The result of an abstract run. Tensors are indices into `Graph.tensors`."""
+    """The forward pass of a training step, traced without computing anything; variables need no values.
 
-    usage: list[Usage]  # of each call of `Graph.calls`
-    masks: dict[int, int]  # for each tensor that is computed with a Keras mask, the first tensor with the same mask
-    mask_shapes: dict[int, tuple[tuple[int | None, ...], str]]  # shapes and dtypes of the masks; None for unknown sizes
-    # For each call, its inputs that have a mask when it runs; attention layers remove the masks of their inputs.
-    masked_call_inputs: list[frozenset[int]]
-    masked_outputs: frozenset[int]  # outputs of the model that have a mask in the end
-    logits: frozenset[int]  # tensors with attached logits, which Keras's losses use instead of probabilities
-    shapes: list[tuple[int, ...]]  # of each tensor in the abstract run
-    static_shapes: Sequence[tuple[int | None, ...]]  # with None for sizes that depend on the batch
-    sizes: list[int]  # bytes per row of each tensor
-    differentiable: frozenset[int]  # tensors that depend on trainable variables and can have gradients
-    adds_losses: bool  # whether layers add losses, such as activity regularization
-    sendable_tensors: frozenset[int]  # tensors that can be sent to another stage: dense tensors of numbers
-
-
-def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
-    """Traces the forward pass of a training step without computing anything; variables need no values.
-
-    If the model's inputs have a fixed number of rows, it replaces `rows`.
+    Tensors are indices into `Graph.tensors`.
     """
-    rows = _fixed_rows(graph) or rows
-    tracer = _Tracer(graph, rows)
-    usage = [Usage(*use, size) for use, size in zip(tracer.usages, _activations(graph, rows, tracer), strict=True)]
-    first_tensors: dict[int, int] = {}
-    masks = {number: first_tensors.setdefault(id(mask), number) for number, mask in sorted(tracer.masks.items())}
-    values = [tracer.values[number] for number in range(len(graph.tensors))]
-    static_shapes = _static_shapes(graph, rows, tracer.shapes())
-    return AbstractRun(
-        usage=usage,
-        masks=masks,
-        mask_shapes={number: _mask_shape(static_shapes[number], mask) for number, mask in tracer.masks.items()},
-        masked_call_inputs=tracer.masked_call_inputs,
-        masked_outputs=tracer.masked_tensors(graph.outputs),
-        logits=frozenset(number for number, x in enumerate(values) if hasattr(x, "_keras_logits")),
-        shapes=tracer.shapes(),
-        static_shapes=static_shapes,
-        sizes=[_bytes(x.dtype, x.shape) // rows for x in values],
-        differentiable=_differentiable_tensors(graph, usage),
-        adds_losses=tracer.adds_losses,
-        sendable_tensors=frozenset(
-            i for i, x in enumerate(values) if isinstance(x, tf.Tensor) and x.dtype != tf.string
-        ),
-    )
+
+    def __init__(self, graph: Graph, rows: int = 2):
+        """Traces the forward pass; if the model's inputs have a fixed number of rows, it replaces `rows`."""
+        rows = _fixed_rows(graph) or rows
+        tracer = _Tracer(graph, rows)
+        values = [tracer.values[number] for number in range(len(graph.tensors))]
+        sizes = _activations(graph, rows, tracer)
+        # Of each call of `Graph.calls`.
+        self.usage = [Usage(*use, size) for use, size in zip(tracer.usages, sizes, strict=True)]
+        first_tensors: dict[int, int] = {}
+        # For each tensor that is computed with a Keras mask, the first tensor with the same mask.
+        self.masks = {i: first_tensors.setdefault(id(mask), i) for i, mask in sorted(tracer.masks.items())}
+        self.shapes = tracer.shapes()  # of each tensor in the abstract run
+        self.static_shapes = _static_shapes(graph, rows, self.shapes)  # with None for sizes that depend on the batch
+        # Shapes and dtypes of the masks; None for unknown sizes.
+        self.mask_shapes = {i: _mask_shape(self.static_shapes[i], mask) for i, mask in tracer.masks.items()}
+        # For each call, its inputs that have a mask when it runs; attention layers remove the masks of their inputs.
+        self.masked_call_inputs = tracer.masked_call_inputs
+        self.masked_outputs = tracer.masked_tensors(graph.outputs)  # outputs of the model that have a mask in the end
+        # Tensors with attached logits, which Keras's losses use instead of probabilities.
+        self.logits = {i for i, x in enumerate(values) if hasattr(x, "_keras_logits")}
+        self.sizes = [_bytes(x.dtype, x.shape) // rows for x in values]  # bytes per row of each tensor
+        # Tensors that depend on trainable variables and can have gradients.
+        self.differentiable = _differentiable_tensors(graph, self.usage)
+        self.adds_losses = tracer.adds_losses  # whether layers add losses, such as activity regularization
+        # Tensors that can be sent to another stage: dense tensors of numbers.
+        self.sendable_tensors = {i for i, x in enumerate(values) if isinstance(x, tf.Tensor) and x.dtype != tf.string}
 
 
 def _fixed_rows(graph: Graph) -> int | None:
@@ -271,7 +256,6 @@ class _Tracer:
         return [tf.compat.v1.placeholder(x.dtype, shape) for x, shape in zip(inputs, sizes, strict=True)]
 
     def _run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
-        """Runs the calls and records the variables that each uses."""
         self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))
         trace = tf.compat.v1.get_default_graph()
 

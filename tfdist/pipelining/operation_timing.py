@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, run_abstractly
+from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
 
 _MIN_CALLS, _MIN_SECONDS = 5, 0.02  # in each measurement
 
@@ -21,7 +21,7 @@ def measure_seconds(graph: Graph, *, rows: int = 1) -> list[float]:
     and the inputs of one call at a time. Takes about 7 steps, and a trace and 20 ms for each distinct call. Measurements
     differ between ranks: one rank must measure for all.
     """
-    run = run_abstractly(graph, rows)
+    run = AbstractRun(graph, rows)
     overhead = min_call_seconds(tf.function(tf.identity), [tf.zeros([])])
     seconds_by_key: dict[str, float] = {}
     seconds = []

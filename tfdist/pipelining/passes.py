@@ -184,9 +184,6 @@ class Passes:
 
         Returns the gradients of the variables, in order, and those of the received tensors that have one.
         """
-        if self._split:
-            input_gradients, weight_residuals = self.backward_input(residuals, gradients)
-            return self.backward_weight(weight_residuals), input_gradients
         results = self._backward(*residuals, *gradients)
         count = len(results) - len(self._input_gradients)
         return self._insert_none(results[:count]), results[count:]

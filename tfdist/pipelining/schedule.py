@@ -29,11 +29,6 @@ class Action:
         """Whether it completes the gradients of the stage's weights and releases its activations."""
         return self.kind in (BACKWARD, WEIGHT_GRADIENT)
 
-    @property
-    def receives(self) -> bool:
-        """Whether its input comes from one neighboring stage, and its result goes to the other."""
-        return self.kind != WEIGHT_GRADIENT
-
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -86,7 +81,7 @@ class Schedule:
         direction, offset = (FORWARD, 1) if action.kind == FORWARD else (BACKWARD, -1)
         source = action.stage if is_sent else action.stage - offset
         target = source + offset
-        if not action.receives or min(source, target) < 0 or max(source, target) >= self.stages:
+        if action.kind == WEIGHT_GRADIENT or min(source, target) < 0 or max(source, target) >= self.stages:
             return None
         return self.process_of(target if is_sent else source), f"{source}{direction}{action.micro_batch}"
 

@@ -51,10 +51,7 @@ def interleaved(processes: int, micro_batches: int, chunks: int = 2) -> Schedule
 
         time = M (F + B) + (S - 1)(F + B) / C,  bubble / (1 - bubble) = (S - 1) / (C M)
 
-    with C times the messages. Narayanan et al., arXiv:2104.04473, section 2.2.2.
-
-    Raises:
-      InputError: M is not divisible by S.
+    with C times the messages. Narayanan et al., arXiv:2104.04473, section 2.2.2. Raises `InputError` unless S divides M.
     """
     if micro_batches % processes:
         lower_multiple = micro_batches - micro_batches % processes
@@ -159,8 +156,7 @@ def two_bw(processes: int, micro_batches: int) -> Schedule:
 
         time of a step = M (F + B),  live activations = S - s,  versions of the weights = 2
 
-    Raises:
-      InputError: M < S - 1.
+    Raises `InputError` if M < S - 1.
     """
     if micro_batches < processes - 1:
         raise InputError(
@@ -214,8 +210,7 @@ _SCHEDULES: Mapping[type[grammar.PipelineSchedule], Callable[..., Schedule]] = {
 def make_schedule(spec: str | grammar.PipelineSchedule, processes: int, micro_batches: int) -> Schedule:
     """Returns a schedule, by text such as "interleaved(chunks=2)" or by the result of `parse_pipeline_schedule`.
 
-    Raises:
-      InputError: the spec is unknown, or the schedule does not support these numbers.
+    Raises `InputError` if the spec is unknown, or the schedule does not support these numbers.
     """
     for name, number in (("processes", processes), ("micro_batches", micro_batches)):
         if not is_integer(number) or number < 1:

@@ -109,17 +109,14 @@ class SpreadStage:
         """
         training_passes = [passes for key, passes in self._passes.items() if key[0]]
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.spread_variables]
-        sums = call_host(lambda _: _sum_parts([passes.take() for passes in training_passes], specs), [after], specs)
+
+        def take_sums(_: np.ndarray) -> list[np.ndarray]:
+            parts = zip(*(passes.take() for passes in training_passes), strict=True)
+            return [sum(x, np.zeros(s.shape, s.dtype.as_numpy_dtype)) for s, x in zip(specs, parts, strict=True)]
+
+        sums = call_host(take_sums, [after], specs)
         has_gradient = [any(flags) for flags in zip(*(passes.has_gradient for passes in training_passes), strict=True)]
         return [gradient if is_present else None for gradient, is_present in zip(sums, has_gradient, strict=True)]
-
-
-def _sum_parts(parts: Sequence[list[Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
-    """Returns the sums over parts; None counts as zeros."""
-    return [
-        sum((value for value in values if value is not None), np.zeros(spec.shape, spec.dtype.as_numpy_dtype))
-        for spec, values in zip(specs, zip(*parts, strict=True), strict=True)
-    ]
 
 
 class _Results(NamedTuple):
@@ -178,15 +175,12 @@ class _Passes:
         assignments = list(zip(variables, parts.assignments, strict=True))
         return outputs, parts.sent, parts.losses, parts.weight_losses, assignments
 
-    def take(self) -> list[np.ndarray | None]:
-        """Returns the sums of the gradients as arrays on the host and resets them."""
+    def take(self) -> list[Any]:
+        """Returns the sums of the gradients as arrays on the host, or zeros if there are none, and resets them."""
         self._live_residuals.clear()
         sums, self._totals = self._totals, None
-        if sums is None:
-            return [None] * len(self._spread_variables)
         keras_internals.wait_for_devices()
-        totals = [self._devices.devices.full_tensor(x).numpy() for x in sums]
-        return [value if is_present else None for value, is_present in zip(totals, self.has_gradient, strict=True)]
+        return [self._devices.devices.full_tensor(x).numpy() for x in sums or ()] or [0] * len(self._spread_variables)
 
     def _run_forward(self, token: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
         devices = self._devices
@@ -308,7 +302,6 @@ class SpreadUpdate:
         return [np.zeros([], np.float32), *self._devices.to_host(values)]
 
     def _trace(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the new values of the variables on the host."""
         with self._devices.tracing():
             values = to_host_dtypes(arguments, self._host_specs)
             count = len(self._variables)

@@ -22,11 +22,7 @@ class CrossingSpec(NamedTuple):
 
 
 def crossing_specs(crossings: Sequence[Crossing], rows: int) -> list[CrossingSpec]:
-    """Returns the tensors between two stages for a micro-batch of `rows` rows.
-
-    Raises:
-      InputError: another size is unknown.
-    """
+    """Returns the tensors between two stages for a micro-batch of `rows` rows; raises `InputError` if a size is unknown."""
     kind = "Tensors between the stages of a pipeline"
     return [CrossingSpec(spec_of(crossing, rows, kind), crossing.has_gradient) for crossing in crossings]
 
@@ -40,8 +36,7 @@ def with_static_shapes(tensors: Sequence[tf.Tensor], crossings: Sequence[Crossin
 def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
     """Returns the static shape and the dtype of a tensor, for a number of rows if its first size is None.
 
-    Raises:
-      InputError: another size is unknown. The message has the `kind` of the tensor.
+    Raises `InputError`, with the `kind` of the tensor, if another size is unknown.
     """
     shape = [rows, *tensor.shape[1:]] if tensor.shape[:1] == (None,) else [*tensor.shape]
     if None in shape:

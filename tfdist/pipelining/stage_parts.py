@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,10 +23,10 @@ from tfdist.pipelining.cutting import Cut, cut_model
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.operation_graph import Graph
 from tfdist.pipelining.operation_timing import measure_seconds
-from tfdist.pipelining.schedule_simulation import simulate
 from tfdist.pipelining.spread_stage import OutputTensors
 from tfdist.pipelining.stage_costs import crossing_specs, with_static_shapes
 from tfdist.pipelining.staged_model import StagedModel, full_model
+from tfdist.pipelining.timeline import simulate
 
 
 def sum_over_stages(
@@ -121,9 +121,9 @@ def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
     rows = tf.shape(first)[0]
     size = _TRACED_ROWS if first.shape[0] is None else max(1, -(-first.shape[0] // strategy.micro_batches))
     count = rows // size if model.cut.run.adds_losses else -(-rows // size)
-    parts = [_RowRange(tf.constant(0), count, size)]
+    parts = [(tf.constant(0), count, size)]
     if model.cut.run.adds_losses:
-        parts.append(_RowRange(count * size, rows - count * size, 1))
+        parts.append((count * size, rows - count * size, 1))
     else:  # copies of the last row, because layers may reject zeros or empty strings
         indices = tf.minimum(tf.range(count * size), tf.maximum(rows - 1, 0))
         inputs = keras.tree.map_structure(lambda x: tf.gather(x, indices), inputs)
@@ -139,18 +139,13 @@ def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
     return outputs.pack(full_outputs or outputs.zeros(rows))
 
 
-class _RowRange(NamedTuple):
-    """A range of rows in `count` micro-batches of `size` rows; `start`, the first row, and `count` are scalars."""
-
-    start: tf.Tensor
-    count: tf.Tensor
-    size: int
-
-
 def _micro_batches(
-    strategy: HasStages, model: StagedModel, inputs: Any, part: _RowRange, outputs: "_Outputs"
+    strategy: HasStages, model: StagedModel, inputs: Any, part: tuple[tf.Tensor, tf.Tensor, int], outputs: "_Outputs"
 ) -> tuple[list[tf.TensorArray], tf.Tensor]:
-    """Returns the outputs of the micro-batches, and the sum of the losses of this process's layers over their rows."""
+    """Returns the outputs of the micro-batches, and the sum of the losses of this process's layers over their rows.
+
+    `part` has the first row, the number of micro-batches, and their size.
+    """
     start, count, size = part
     specs = outputs.specs(size) if strategy.is_last else []
     arrays = [tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape) for spec in specs]
@@ -205,11 +200,9 @@ class _Outputs(OutputTensors):
             self._row_specs = [tf.TensorSpec(x.shape, x.dtype) for x in self.tensors(outputs)]
 
     def specs(self, rows: int) -> list[tf.TensorSpec]:
-        """Returns the shapes and dtypes of the outputs for this number of rows."""
         return [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in self._row_specs]
 
     def zeros(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns zeros in the shapes of the outputs for this number of rows."""
         return [tf.zeros([rows, *spec.shape[1:]], spec.dtype) for spec in self._row_specs]
 
 

@@ -17,8 +17,8 @@ from tfdist.pipelining.operation_graph import Graph
 from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
-from tfdist.pipelining.schedule_simulation import simulate
 from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_stage
+from tfdist.pipelining.timeline import simulate
 
 _REFERENCE_SCHEDULES = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 

@@ -14,9 +14,9 @@ from tfdist.errors import InputError
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.values import (
     ALL_ROWS,
+    REPLICATED,
     ZEROS,
     AllRows,
-    Label,
     Partial,
     Replicated,
     Rows,
@@ -160,8 +160,8 @@ def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int
 
 def _rows_value(*values: Value) -> Value:
     """Returns rows like those of the inputs, which must not be scaled by COUNT; zeros may become nonzero."""
-    label: Any = _rows_like(*values).label
-    return Value(ALL_ROWS if getattr(label, "power", 1) else dataclasses.replace(label, power=0))
+    label = _rows_like(*values).label
+    return Value(ALL_ROWS if label.power or isinstance(label, AllRows) else dataclasses.replace(label, power=0))
 
 
 def _sum_value(power: int, *values: Value) -> Value:
@@ -178,18 +178,14 @@ def _gradient_of_row(power: int, upstream: Value) -> Value:
 def _rows_like(*values: Value) -> Value:
     """Returns rows like those of the inputs, which must all be rows or replicated."""
     row_labels = [value.label for value in values if isinstance(value.label, Rows)]
-    other_labels = [value.label for value in values if not isinstance(value.label, Rows)]
+    other_labels = {value.label for value in values if not isinstance(value.label, Rows)}
+    if not all(isinstance(label, Replicated) and not label.power for label in other_labels):
+        return Value(ALL_ROWS)
     if not row_labels:
-        return Value(_unscaled_replicated(other_labels[0]) if len(set(other_labels)) == 1 else ALL_ROWS)
-    agrees = all(label.axis == 0 and label.size == row_labels[0].size for label in row_labels)
-    power = row_labels[0].power if len(row_labels) == 1 else 0
-    agrees = agrees and (len(row_labels) == 1 or not any(label.power for label in row_labels))
-    agrees = agrees and all(_unscaled_replicated(label) != ALL_ROWS for label in other_labels)
-    return Value(Rows(0, row_labels[0].size, power) if agrees else ALL_ROWS)
-
-
-def _unscaled_replicated(label: Label) -> Label:
-    return label if isinstance(label, Replicated) and not label.power else ALL_ROWS
+        return Value(other_labels.pop() if len(other_labels) == 1 else ALL_ROWS)
+    size, is_alone = row_labels[0].size, len(row_labels) == 1
+    agrees = all(label.axis == 0 and label.size == size and (is_alone or not label.power) for label in row_labels)
+    return Value(Rows(0, size, row_labels[0].power if is_alone else 0) if agrees else ALL_ROWS)
 
 
 def _sum_of_rows(value: Value) -> Value:
@@ -200,12 +196,9 @@ def _sum_of_rows(value: Value) -> Value:
 
 
 def all_rows_of(rows: tf.Tensor, name: str, weight: tf.Tensor | None) -> tf.Tensor:
-    """Labels rows as gathered from all replicas, with the corresponding gradient.
+    """Labels `rows`, [rows, ...], as gathered from all replicas by the call `name`, with the corresponding gradient.
 
-    Args:
-      rows: tensor [rows, ...].
-      name: name of the call.
-      weight: weight of the replica's loss, applied after differentiation; None for 1.
+    `weight` is the weight of the replica's loss, applied after differentiation; None for 1.
     """
 
     @tf.custom_gradient
@@ -223,7 +216,7 @@ def all_rows_of(rows: tf.Tensor, name: str, weight: tf.Tensor | None) -> tf.Tens
 def _gather_value(value: Value) -> Value:
     label = value.label
     is_rows = isinstance(label, Rows) and not label.axis and not label.power and label.size == COUNT
-    return Value(Replicated() if is_rows else ALL_ROWS)
+    return Value(REPLICATED if is_rows else ALL_ROWS)
 
 
 def _local_rows_of_sum(value: Value) -> Value:
@@ -235,11 +228,12 @@ def _local_rows_of_sum(value: Value) -> Value:
 
 def declare_sum(tensor: tf.Tensor) -> tf.Tensor:
     """Labels a tensor as summed over replicas, without a gradient."""
-    return declare(tensor, lambda value: Value(_sum_label(value.label), value.dims), [tensor])
 
+    def declaration(value: Value) -> Value:
+        label = REPLICATED if sum_power(value.label) == 0 else ALL_ROWS
+        return Value(ZEROS if is_zero(value.label) else label, value.dims)
 
-def _sum_label(label: Label) -> Label:
-    return ZEROS if is_zero(label) else Replicated() if sum_power(label) == 0 else ALL_ROWS
+    return declare(tensor, declaration, [tensor])
 
 
 _DECLARATIONS: dict[str, tuple[Declaration, Callable[[Value], Value]]] = {

@@ -24,13 +24,7 @@ from tfdist.row_semantics.values import AllRows, Label, Partial, Replicated, Rep
 Combination = Literal["mean", "sum", "same", "rows", ""]
 _FILES = (str(tf.__file__), str(keras.__file__), str(pathlib.Path(__file__).parent))
 _LIBRARIES = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in _FILES)
-_REDUCTIONS = {
-    "sum": "a sum over rows",
-    "max": "a maximum over rows",
-    "min": "a minimum over rows",
-    "all": "a logical and over rows",
-    "any": "a logical or over rows",
-}
+_REDUCTIONS = {"sum": "sum", "max": "maximum", "min": "minimum", "all": "logical and", "any": "logical or"}
 _PHRASES = {
     "gradient": "the gradient of {}",
     "result": '"{}", which it returns,',
@@ -56,15 +50,10 @@ class LabelledValue(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """The communication of replicas, in addition to gradients, in a step that needs all rows.
-
-    Attributes:
-      calls: the collective calls.
-      obstacle: the reason why the step cannot be partitioned and each replica computes the whole batch; empty if it can.
-    """
+    """The communication of replicas, in addition to gradients, in a step that needs all rows."""
 
     calls: Sequence[RecordedCall] = ()
-    obstacle: str = ""
+    obstacle: str = ""  # the reason why the step cannot be partitioned and each replica computes the whole batch, if so
 
     def count(self, operation: str) -> int:
         """Returns the number of tensors that an operation, "all_reduce" or "all_gather", communicates."""
@@ -91,27 +80,16 @@ class Communication(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The values of a step, and their effect on replicas.
+    """The values of a step, and their effect on replicas."""
 
-    Attributes:
-      step: description of the step.
-      values: its values.
-      reason: why the replicas' values cannot be combined, if no single value is the cause; empty if they can.
-      fallback: the behavior of replicas if the values cannot be combined.
-      trained_variables: the variables that have gradients.
-      calls: collective calls in the code of the step.
-      communication: the communication of replicas in Keras's `fit` if the values cannot be combined.
-      types_without_rule: types of operations in the step that have no rule.
-    """
-
-    step: str
+    step: str  # description of the step
     values: Sequence[LabelledValue]
-    reason: str
-    fallback: str
-    trained_variables: Sequence[keras.Variable]
-    calls: Sequence[RecordedCall]
-    communication: Communication | None = None
-    types_without_rule: Collection[str] = ()
+    reason: str  # why the replicas' values cannot be combined, if no single value is the cause; empty if they can
+    fallback: str  # the behavior of replicas if the values cannot be combined
+    trained_variables: Sequence[keras.Variable]  # the variables that have gradients
+    calls: Sequence[RecordedCall]  # in the code of the step
+    communication: Communication | None = None  # in Keras's `fit`, if the values cannot be combined
+    types_without_rule: Collection[str] = ()  # types of operations in the step that have no rule
 
     def rows(self, *, all_values: bool) -> list[tuple[str, str, str]]:
         """Returns the rows of a table, with equal values in one row; `all_values` includes those that can be combined."""
@@ -119,14 +97,11 @@ class Explanation(NamedTuple):
         for kind, name, label, op in self.values:
             if all_values or not op:
                 groups.setdefault((kind, describe_label(label), _COMBINATIONS[op]), []).append(name)
-        return [
-            (
-                f"{kind} {', '.join(names)}" if len(names) < 4 else f"{count_of(len(names), kind)} ({names[0]}, ...)",
-                meaning,
-                op,
-            )
-            for (kind, meaning, op), names in groups.items()
-        ]
+
+        def title(kind: str, names: Sequence[str]) -> str:
+            return f"{kind} {', '.join(names)}" if len(names) < 4 else f"{count_of(len(names), kind)} ({names[0]}, ...)"
+
+        return [(title(kind, names), meaning, op) for (kind, meaning, op), names in groups.items()]
 
     @property
     def summary(self) -> str:
@@ -150,14 +125,13 @@ def _size(call: RecordedCall) -> str:
     return byte_size(dataclasses.replace(call, shapes=row_shapes).payload_bytes) + suffix
 
 
-_listener: contextvars.ContextVar[Callable[[Explanation], None] | None] = contextvars.ContextVar(
-    "listener", default=None
-)
+_Listener = Callable[[Explanation], None]
+_listener: contextvars.ContextVar[_Listener | None] = contextvars.ContextVar("listener", default=None)
 listener = _listener.get
 
 
 @contextlib.contextmanager
-def using_listener(function: Callable[[Explanation], None]) -> Iterator[None]:
+def using_listener(function: _Listener) -> Iterator[None]:
     """Context in which the `listener` is `function`, which is called with the explanation of each step before it runs."""
     token = _listener.set(function)
     try:
@@ -180,14 +154,13 @@ def describe_label(label: Label) -> str:
         case Partial("sum", power) if power < 0:
             return "a mean over rows" + _power_phrase(power + 1, "their number")
         case Partial(reduction, power):
-            return _REDUCTIONS[reduction] + _power_phrase(power, "their number")
+            return f"a {_REDUCTIONS[reduction]} over rows" + _power_phrase(power, "their number")
         case ReplicatedPlusSum(power, variable):
             base = "a value that is the same on all replicas" if variable is None else "its value before"
             return f"{base} plus {describe_label(Partial('sum', power))}"
         case AllRows(cause):
-            return "computed from all rows together" + (
-                f", by {_operation_location(cause)}" if cause is not None else ""
-            )
+            location = f", by {_operation_location(cause)}" if cause is not None else ""
+            return f"computed from all rows together{location}"
 
 
 @contextlib.contextmanager

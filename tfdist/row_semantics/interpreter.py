@@ -21,17 +21,13 @@ _MAX_ITERATIONS = 12
 
 
 class Interpreter:
-    """Labels the tensors of a function's graph.
-
-    Attributes:
-      variables: static value of each assigned variable, by the key of its resource.
-      types_without_rule: types of operations without a rule.
-      is_one_device: whether the values are those of one device, whose dims may depend on the number of rows.
-    """
+    """Labels the tensors of a function's graph."""
 
     def __init__(self, *, is_one_device: bool = False) -> None:
-        self.is_one_device = is_one_device
-        self.variables: ChainMap[object, Value] = ChainMap()
+        self.is_one_device = is_one_device  # whether dims may depend on the number of rows, as those of one device do
+        self.variables: ChainMap[object, Value] = (
+            ChainMap()
+        )  # value of each assigned variable, by the key of its resource
         self.types_without_rule: set[str] = set()
 
     def run(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
@@ -98,12 +94,14 @@ class Interpreter:
             _log.debug("The rule of %s failed:", call.operation.name, exc_info=True)
             results = None
         if results is None:
-            self._forget_variables(call)
+            for tensor, value in zip(call.operation.inputs, call.inputs, strict=True):
+                if value.variable is not None and tensor.dtype == tf.resource:  # it may have assigned the variable
+                    self.variables[value.variable] = Value(AllRows(call.operation))
             results = [Value(ALL_ROWS)] * len(call.operation.outputs)
         results = [results] * len(call.operation.outputs) if isinstance(results, Value) else results
         if call.is_replicated and not call.operation.op_def.is_stateful:
             results = [_replicated_if_unknown(value) for value in results]
-        return [_with_cause(value, call) for value in results]
+        return results
 
     def _interpret(self, graph: Any, call: Call) -> Value | Sequence[Value] | None:
         kind = call.kind
@@ -120,12 +118,6 @@ class Interpreter:
         if call.operation.op_def.is_stateful or not call.is_replicated:
             self.types_without_rule.add(kind)
         return None
-
-    def _forget_variables(self, call: Call) -> None:
-        """Marks the variables that an unknown operation may have assigned."""
-        for tensor, value in zip(call.operation.inputs, call.inputs, strict=True):
-            if value.variable is not None and tensor.dtype == tf.resource:
-                self.variables[value.variable] = Value(AllRows(call.operation))
 
     def _run_isolated(self, graph: Any, inputs: Sequence[Value]) -> tuple[list[Value], dict[object, Value]]:
         """Returns the outputs of a graph and the variables that it assigns, without assigning them."""
@@ -190,26 +182,17 @@ class Interpreter:
 
 
 def _replicated_if_unknown(value: Value) -> Value:
-    """Labels an unknown result of replicated inputs as replicated."""
     is_unknown = isinstance(value.label, AllRows) and value.numbers is None
     return dataclasses.replace(value, label=REPLICATED) if is_unknown else value
 
 
 def _with_cause(value: Value, call: Call) -> Value:
     """Sets the cause of a value that depends on all rows: the first such operation."""
-    if not isinstance(value.label, AllRows) or value.numbers is not None:
+    if not isinstance(value.label, AllRows) or value.label.cause is not None or value.numbers is not None:
         return value
-    if value.label.cause is not None:
-        return value
-    input_cause = next(
-        (
-            input_value.label.cause
-            for input_value in call.inputs
-            if isinstance(input_value.label, AllRows) and input_value.label.cause is not None
-        ),
-        None,
-    )
-    return dataclasses.replace(value, label=AllRows(input_cause or call.operation))
+    labels = [input_value.label for input_value in call.inputs]
+    causes = (label.cause for label in labels if isinstance(label, AllRows) and label.cause is not None)
+    return dataclasses.replace(value, label=AllRows(next(causes, call.operation)))
 
 
 def _function(graph: Any, name: str) -> Any:

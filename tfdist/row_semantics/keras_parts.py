@@ -25,11 +25,9 @@ def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
 
 @contextlib.contextmanager
 def declare_row_wise(model: keras.Model, *, synchronized: bool = True) -> Iterator[None]:
-    """Context in which these parts declare that they compute each row separately.
+    """Context in which these parts of a built model declare that they compute each row separately.
 
-    Args:
-      model: built model.
-      synchronized: whether to include synchronized batch normalizations, which communicate.
+    `synchronized` is whether to include synchronized batch normalizations, which communicate.
     """
     layers = [layer for layer in normalizations(model) if synchronized or not layer.synchronized]
     wrappers: dict[str, Callable[..., Any]] = {

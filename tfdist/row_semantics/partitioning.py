@@ -45,27 +45,16 @@ class NotPartitionedError(Exception):
 
 @dataclasses.dataclass
 class _Tensor:
-    """A tensor of the traced program.
-
-    Attributes:
-      source: the tensor.
-      value: static value of the local form, if there is one; otherwise the dims and numbers of the full form.
-      has_local: whether it has a local form.
-      local: the local form, after it is emitted.
-      full: the full form, after it is emitted.
-      is_traced: whether the local form equals the value that the replica computes in the traced program.
-      is_repeatable: whether the operation can be repeated for the full form without communication.
-      is_cut: whether the local form is a slice of the full form.
-    """
+    """A tensor of the traced program."""
 
     source: tf.Tensor
-    value: Value
+    value: Value  # static value of the local form, if there is one; otherwise the dims and numbers of the full form
     has_local: bool = True
-    local: Any = None
-    full: Any = None
-    is_traced: bool = False
-    is_repeatable: bool = False
-    is_cut: bool = False
+    local: Any = None  # the local form, after it is emitted
+    full: Any = None  # the full form, after it is emitted
+    is_traced: bool = False  # whether the local form equals the value that the replica computes in the traced program
+    is_repeatable: bool = False  # whether the operation can be repeated for the full form without communication
+    is_cut: bool = False  # whether the local form is a slice of the full form
 
     @property
     def is_free(self) -> bool:
@@ -99,7 +88,7 @@ class PartitionedProgram:
         rows: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
         collectives: Collectives,
     ):
-        """Emits the operations that some results need.
+        """Emits the operations that some results need; raises `NotPartitionedError` if the program cannot be partitioned.
 
         Args:
           graph: graph of the traced program.
@@ -108,9 +97,6 @@ class PartitionedProgram:
           rows: scalars int32: number of rows that the replica computes, at least 1; number of them that are valid; number of
             rows of the whole batch.
           collectives: collectives of the replicas.
-
-        Raises:
-          NotPartitionedError: the program cannot be partitioned.
         """
         self._graph, self._collectives = graph, collectives
         self._computed_rows, self._valid_rows, self._batch_size = rows
@@ -200,7 +186,9 @@ class PartitionedProgram:
         if operation.name in self._declarations:
             return self._emit_declared(operation)
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
-        if not self._prefers_full(inputs) and all(operand.has_local for operand in inputs):
+        # Full operands are preferred if they need no communication and differ from local ones.
+        prefers_full = any(map(_differs, inputs)) and all(operand.is_free for operand in inputs)
+        if not prefers_full and all(operand.has_local for operand in inputs):
             values = self._values(self._interpreter, operation, [operand.value for operand in inputs])
             needed_outputs = self._needed_outputs[operation.name]
             returns_axes = operation.type == "BroadcastGradientArgs"  # these differ for a single row
@@ -229,9 +217,7 @@ class PartitionedProgram:
             if operand.has_local:
                 self._local(operand)
         if any(not operand.has_local or operand.is_cut or operand.may_be_rows for operand in operands):
-            raise NotPartitionedError(
-                "a function declared as row-wise depends on values that are computed from all rows"
-            )
+            raise NotPartitionedError("a function declared as row-wise depends on values of all rows")
         (source,) = operation.outputs
         value = self._interpreter.with_static_shape(source, declaration(*[operand.value for operand in operands]))
         if not _is_known(value):
@@ -250,9 +236,8 @@ class PartitionedProgram:
             if entry := self._tensors.get(source.ref()):
                 entry.full = full
                 continue
-            full_value = self._one_device_interpreter.with_static_shape(
-                source, dataclasses.replace(value, label=REPLICATED)
-            )
+            replicated = dataclasses.replace(value, label=REPLICATED)
+            full_value = self._one_device_interpreter.with_static_shape(source, replicated)
             local = _local_value(full_value)
             self._tensors[source.ref()] = _Tensor(source, local or full_value, local is not None, full=full)
 
@@ -260,10 +245,6 @@ class PartitionedProgram:
         results = interpreter.results(self._graph, Call(operation, inputs, interpreter.variables))
         pairs = zip(operation.outputs, results, strict=True)
         return [interpreter.with_static_shape(tensor, value) for tensor, value in pairs]
-
-    def _prefers_full(self, inputs: Sequence[_Tensor]) -> bool:
-        """Returns whether full operands need no communication and differ from local ones."""
-        return any(_differs(operand) for operand in inputs) and all(operand.is_free for operand in inputs)
 
     def _copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Emits an operation with other operands."""
@@ -444,7 +425,6 @@ def _local_value(value: Value) -> Value | None:
 
 
 def _powers(numbers: np.ndarray) -> np.ndarray:
-    """Returns the power of COUNT of each number."""
     return np.vectorize(lambda number: number.power, otypes=[int])(numbers)
 
 

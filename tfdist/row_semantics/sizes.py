@@ -20,15 +20,10 @@ _numbers = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A coefficient times powers of symbols for nonnegative integers.
-
-    Attributes:
-      coefficient: an exact number.
-      powers: sorted pairs (symbol, nonzero power).
-    """
+    """A coefficient times powers of symbols for nonnegative integers."""
 
     coefficient: Fraction = Fraction(1)
-    powers: tuple[tuple[str, int], ...] = ()
+    powers: tuple[tuple[str, int], ...] = ()  # sorted pairs (symbol, nonzero power)
 
     @property
     def power(self) -> int:
@@ -56,15 +51,11 @@ class Size:
         return int(self.coefficient)
 
     def __mul__(self, other: "Size") -> "Size":
-        if not self.powers or not other.powers:
-            powers = self.powers or other.powers
-        else:
-            sums = dict(self.powers)
-            for symbol, power in other.powers:
-                sums[symbol] = sums.get(symbol, 0) + power
-            powers = tuple(sorted((symbol, power) for symbol, power in sums.items() if power))
-        coefficient = self.coefficient * other.coefficient
-        return Size(coefficient, powers if coefficient else ())
+        sums, coefficient = dict(self.powers), self.coefficient * other.coefficient
+        for symbol, power in other.powers:
+            sums[symbol] = sums.get(symbol, 0) + power
+        powers = sorted((symbol, power) for symbol, power in sums.items() if power and coefficient)
+        return Size(coefficient, tuple(powers))
 
     def __neg__(self) -> "Size":
         return Size(-self.coefficient, self.powers)
@@ -85,14 +76,8 @@ class Size:
         return self * inverse
 
     def __str__(self) -> str:
-        symbols = "*".join(f"{symbol or 'COUNT'}{'' if power == 1 else f'^{power}'}" for symbol, power in self.powers)
-        return (
-            str(self.coefficient)
-            if not symbols
-            else symbols
-            if self.coefficient == 1
-            else f"{self.coefficient}*{symbols}"
-        )
+        symbols = [f"{symbol or 'COUNT'}{'' if power == 1 else f'^{power}'}" for symbol, power in self.powers]
+        return "*".join(([] if symbols and self.coefficient == 1 else [str(self.coefficient)]) + symbols)
 
 
 ONE = Size()

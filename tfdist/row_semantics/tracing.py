@@ -23,12 +23,8 @@ class LabelledCollectives(OneReplica):
     """Collectives for tracing that do not communicate, declare the labels of their results, and record `calls`."""
 
     def __init__(self, weight: tf.Tensor | None, *, communicates: bool = True):
-        """Initializes the collectives.
-
-        Args:
-          weight: scalar weight of the replica's loss, applied after differentiation; None for 1.
-          communicates: whether there are other replicas; micro-steps of one replica have no collectives.
-        """
+        # The scalar weight of the replica's loss, applied after differentiation, None for 1; and whether there are other
+        # replicas: micro-steps of one replica have no collectives.
         self._weight, self._communicates = weight, communicates
         self.calls: list[RecordedCall] = []
 
@@ -78,7 +74,6 @@ class _Scope(keras.StatelessScope):
         return tf.stop_gradient(value) if id(variable) in self._updated_ids else value
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """See base class."""
         if id(update[0]) in self._held_ids:
             super().add_update(update)
             self._updated_ids.add(id(update[0]))
@@ -95,24 +90,18 @@ class _Scope(keras.StatelessScope):
 
 
 class Labels(NamedTuple):
-    """The labels of one call of a function.
+    """The labels of one call of a function."""
 
-    Attributes:
-      results: labels in the structure of the function's result; None for leaves that are not tensors.
-      variables: for each variable, the label of its final value; None if it has not been assigned. A `ReplicatedPlusSum` is a
-        sum that was added to the variable's initial value.
-      are_increments: for each variable, whether all assignments add something independent of it to its initial value.
-      is_used: returns whether results depend on a variable's initial value.
-      tf_variables: labels of the values that were assigned to TensorFlow's variables.
-      types_without_rule: types of operations without a rule.
-    """
-
-    results: Any
+    results: Any  # labels in the structure of the function's result; None for leaves that are not tensors
+    # For each variable, the label of its final value; None if it has not been assigned. A `ReplicatedPlusSum` is a sum that was
+    # added to the variable's initial value.
     variables: list[Label | None]
-    are_increments: list[bool]
-    is_used: Callable[[keras.Variable], bool]
-    tf_variables: list[Label]
-    types_without_rule: set[str]
+    are_increments: list[
+        bool
+    ]  # for each variable, whether all assignments add something independent to its initial value
+    is_used: Callable[[keras.Variable], bool]  # returns whether results depend on a variable's initial value
+    tf_variables: list[Label]  # of the values that were assigned to TensorFlow's variables
+    types_without_rule: set[str]  # types of operations without a rule
 
 
 def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable]:
@@ -121,27 +110,16 @@ def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable
 
 
 class Trace(NamedTuple):
-    """A function of one replica, traced with symbolic rows and never run.
-
-    Attributes:
-      graph: its graph.
-      rows: structure of the batch's placeholders; None for missing parts.
-      size: placeholder of the size of the global batch, a scalar int32.
-      initial_values: placeholders of the initial values of state, by the id of the variable.
-      results: result of the function.
-      values: for each variable, its final value; None if it has not been assigned.
-      inputs: value of each placeholder, by reference.
-      assigns_others: whether other variables have been assigned.
-    """
+    """A function of one replica, traced with symbolic rows and never run."""
 
     graph: Any
-    rows: Any
-    size: tf.Tensor
-    initial_values: dict[int, tf.Tensor]
-    results: Any
-    values: list[Any]
-    inputs: dict[Any, Value]
-    assigns_others: bool
+    rows: Any  # structure of the batch's placeholders; None for missing parts
+    size: tf.Tensor  # placeholder of the size of the global batch, a scalar int32
+    initial_values: dict[int, tf.Tensor]  # placeholders of the initial values of state, by the id of the variable
+    results: Any  # of the function
+    values: list[Any]  # for each variable, its final value; None if it has not been assigned
+    inputs: dict[Any, Value]  # value of each placeholder, by reference
+    assigns_others: bool  # whether other variables have been assigned
 
     def assignments(self, variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Returns the traced variables that have been assigned, with their final values."""
@@ -185,22 +163,25 @@ def labels_of(
     trace = trace_function(function, batch, variables, state)
     interpreter = Interpreter()
     tensor_values = interpreter.values(trace.graph, trace.inputs)
-    initial_values, results, values = trace.initial_values, trace.results, trace.values
+    results, originals = trace.results, trace.initial_values
+    assigned = {id(variable): value for variable, value in trace.assignments(variables)}
 
-    def assigned_label(variable: keras.Variable, value: Any) -> Label | None:
-        is_unchanged = value is None or value is initial_values.get(id(variable))
-        return None if is_unchanged else _assigned_label(variable, _value_of(tensor_values, value))
+    def assigned_label(variable: keras.Variable) -> Label | None:
+        if id(variable) not in assigned:
+            return None
+        label = _value_of(tensor_values, assigned[id(variable)]).known_label
+        is_sum_with_other = isinstance(label, ReplicatedPlusSum) and label.variable != id(variable)
+        return ALL_ROWS if is_sum_with_other else label
 
-    def is_increment(variable: keras.Variable, value: Any) -> bool:
-        original = initial_values.get(id(variable))
-        return value is None or value is original or (original is not None and _adds_to(value, original))
+    def is_increment(variable: keras.Variable) -> bool:
+        value, original = assigned.get(id(variable)), originals.get(id(variable))
+        return value is None or (original is not None and _adds_to(value, original))
 
-    result_tensors = [x for x in tf.nest.flatten(results) if isinstance(x, tf.Tensor)]
     return Labels(
         tf.nest.map_structure(lambda x: _label(tensor_values, x) if isinstance(x, tf.Tensor) else None, results),
-        list(map(assigned_label, variables, values)),
-        list(map(is_increment, variables, values)),
-        lambda variable: _depends(result_tensors, initial_values.get(id(variable))),
+        list(map(assigned_label, variables)),
+        list(map(is_increment, variables)),
+        lambda variable: keras_internals.is_computed_from(results, {id(originals.get(id(variable)))}),
         [value.known_label for value in interpreter.variables.values()],
         interpreter.types_without_rule,
     )
@@ -210,29 +191,14 @@ def _adds_to(value: tf.Tensor, original: tf.Tensor) -> bool:
     """Returns whether `value` is `original` plus something that does not depend on it."""
     if value is original:
         return True
-    if value.op.type in ("Identity", "StopGradient", "Cast", "TensorScatterAdd"):
-        return _adds_to(value.op.inputs[0], original) and not _depends(list(value.op.inputs)[1:], original)
-    if value.op.type not in ("AddV2", "Add", "Sub"):
+    if value.op.type not in ("AddV2", "Add", "Sub", "Identity", "StopGradient", "Cast", "TensorScatterAdd"):
         return False
-    left, right = value.op.inputs
-    if _adds_to(left, original):
-        return not _depends([right], original)
-    return value.op.type != "Sub" and _adds_to(right, original) and not _depends([left], original)
-
-
-def _depends(tensors: Sequence[tf.Tensor], source: tf.Tensor | None) -> bool:
-    """Returns whether any of the tensors is computed from `source`."""
-    if source is None:
-        return False
-    stack, visited = [tensor for tensor in tensors if tensor.graph is source.graph], set()
-    while stack:
-        tensor = stack.pop()
-        if tensor is source:
-            return True
-        if tensor.op.name not in visited:
-            visited.add(tensor.op.name)
-            stack.extend(tensor.op.inputs)
-    return False
+    operands = list(value.op.inputs)
+    candidates = operands if value.op.type in ("AddV2", "Add") else operands[:1]
+    number = next((number for number, x in enumerate(candidates) if _adds_to(x, original)), None)
+    return number is not None and not keras_internals.is_computed_from(
+        operands[:number] + operands[number + 1 :], {id(original)}
+    )
 
 
 def _placeholder(spec: Any) -> Any:
@@ -245,12 +211,9 @@ def _placeholder(spec: Any) -> Any:
 
 def _batch_values(leaf: Any) -> dict[Any, Value]:
     """Returns the values of the placeholders of a part of a batch; ragged and sparse tensors have no rules."""
-    if not isinstance(leaf, tf.Tensor):
-        return {
-            part.ref(): Value(ALL_ROWS) for part in tf.nest.flatten(leaf, expand_composites=True) if part is not None
-        }
-    if not leaf.shape.rank:
-        return {leaf.ref(): Value(ALL_ROWS)}
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+        parts = tf.nest.flatten(leaf, expand_composites=True)
+        return {part.ref(): Value(ALL_ROWS) for part in parts if part is not None}
     other_dims = [symbol(leaf.name, is_positive=True) for _ in leaf.shape[1:]]
     return {leaf.ref(): Value(Rows(0, COUNT), (COUNT, *other_dims))}
 
@@ -280,11 +243,4 @@ def _label(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Label:
             return AllRows(operation)
         stack.extend(x.op for x in operation.inputs if x.op.name not in visited)
         visited.update(x.op.name for x in operation.inputs)
-    return label
-
-
-def _assigned_label(variable: keras.Variable, value: Value) -> Label:
-    label = value.known_label
-    if isinstance(label, ReplicatedPlusSum) and label.variable != id(variable):
-        return ALL_ROWS
     return label

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -27,17 +27,11 @@ class Replicated:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Along `axis`, t_r / COUNT_r^power are the rows of t / COUNT^power that belong to replica r.
-
-    Attributes:
-      axis: axis of the rows.
-      size: its size, a multiple of COUNT: the elements of one row of the batch are contiguous.
-      power: power of COUNT; None for zeros, which have any power.
-    """
+    """Along `axis`, t_r / COUNT_r^power are the rows of t / COUNT^power that belong to replica r."""
 
     axis: int
-    size: Size
-    power: int | None = 0
+    size: Size  # of the axis, a multiple of COUNT: the elements of one row of the batch are contiguous
+    power: int | None = 0  # None for zeros, which have any power
 
     def __str__(self) -> str:
         return f"rows({self.axis})" + (f"*COUNT^{self.power}" if self.power else "")
@@ -58,15 +52,10 @@ class Partial:
 
 @dataclasses.dataclass(frozen=True)
 class ReplicatedPlusSum:
-    """A replicated value plus a sum with this power.
-
-    Attributes:
-      power: power of the sum.
-      variable: the variable whose value is the replicated one; None for another value.
-    """
+    """A replicated value plus a sum with this power."""
 
     power: int
-    variable: object = None
+    variable: object = None  # whose value is the replicated one; None for another value
 
     def __str__(self) -> str:
         return f"replicated + {Partial('sum', self.power)}"
@@ -74,13 +63,11 @@ class ReplicatedPlusSum:
 
 @dataclasses.dataclass(frozen=True)
 class AllRows:
-    """The value depends on the rows of all replicas in another way, or in an unknown way.
+    """The value depends on the rows of all replicas in another way, or in an unknown way."""
 
-    Attributes:
-      cause: operation of TensorFlow that caused the label; None if a value is only known symbolically.
-    """
-
+    # The operation of TensorFlow that caused the label; None if a value is only known symbolically.
     cause: Any = dataclasses.field(default=None, compare=False)
+    power: ClassVar[int] = 0
 
     def __str__(self) -> str:
         return "all rows"
@@ -93,12 +80,7 @@ REPLICATED, ZEROS, SUM, MEAN, ALL_ROWS = Replicated(), Replicated(None), Partial
 
 def is_zero(label: Label) -> bool:
     """Returns whether all elements are known to be 0."""
-    return isinstance(label, Replicated | Rows) and label.power is None
-
-
-def power_of(label: Label) -> int:
-    """Returns the power of COUNT; 0 for zeros, which have any power."""
-    return 0 if isinstance(label, AllRows) else label.power or 0
+    return label.power is None
 
 
 def sum_power(label: Label) -> int | None:
@@ -113,8 +95,9 @@ def sum_power(label: Label) -> int | None:
 
 def times_count(label: Label, power: int) -> Label:
     """Returns the label of a value times COUNT^power, where COUNT is the number of all rows on one device."""
-    old_power = getattr(label, "power", None)
-    return label if old_power is None else dataclasses.replace(label, power=old_power + power)
+    if isinstance(label, AllRows) or label.power is None:
+        return label
+    return dataclasses.replace(label, power=label.power + power)
 
 
 def common_power(powers: Iterable[int | None]) -> tuple[bool, int | None]:
@@ -147,16 +130,8 @@ def join(labels: Sequence[Label]) -> Label:
     powers = {sum_power(label) for label in distinct_labels}
     if None not in powers and len(powers) == 1:
         return Partial("sum", powers.pop())  # type: ignore[arg-type]
-    return _join_replicated(distinct_labels)
-
-
-def _join_replicated(labels: Sequence[Label]) -> Label:
-    """Returns the label of a selection from sums and replicated values."""
-    powers = {
-        label.power if isinstance(label, ReplicatedPlusSum) else sum_power(label)
-        for label in labels
-        if label != REPLICATED
-    }
+    others = [label for label in distinct_labels if label != REPLICATED]
+    powers = {label.power if isinstance(label, ReplicatedPlusSum) else sum_power(label) for label in others}
     return ALL_ROWS if None in powers or len(powers) != 1 else ReplicatedPlusSum(powers.pop())  # type: ignore[arg-type]
 
 
@@ -174,36 +149,30 @@ class NoRuleError(Exception):
     """The label of a result cannot be derived; the message is the reason."""
 
 
+def require(condition: object, reason: str) -> None:
+    """Raises `NoRuleError` with a reason unless a condition of a rule is fulfilled."""
+    if not condition:
+        raise NoRuleError(reason)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """The static value of a tensor.
+    """The static value of a tensor."""
 
-    Attributes:
-      label: relation of the replicas' values to the value of all rows.
-      dims: its dims, with None for unknown dims; None if the rank is unknown.
-      numbers: array of its elements as sizes, with None for unknown elements; None if there are too many, or none are known.
-        The label is `AllRows` if their powers of COUNT differ, as in a shape.
-      element: for a list of tensors, the value of its elements.
-      variable: for a resource, its variable; for the unchanged value of a variable, this variable.
-    """
-
-    label: Label
-    dims: Dims | None = None
+    label: Label  # relation of the replicas' values to the value of all rows
+    dims: Dims | None = None  # with None for unknown dims; None if the rank is unknown
+    # Array of its elements as sizes, with None for unknown elements; None if there are too many, or none are known. The label
+    # is `AllRows` if their powers of COUNT differ, as in a shape.
     numbers: np.ndarray | None = None
-    element: "Value | None" = None
-    variable: object = None
+    element: "Value | None" = None  # for a list of tensors, the value of its elements
+    variable: object = None  # for a resource, its variable; for the unchanged value of a variable, this variable
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Value):
             return NotImplemented
-        same_numbers = self.numbers is other.numbers or (
-            self.numbers is not None and other.numbers is not None and np.array_equal(self.numbers, other.numbers)
-        )
-        return same_numbers and all(
-            getattr(self, name) == getattr(other, name) for name in ("label", "dims", "variable", "element")
-        )
-
-    __hash__ = None  # type: ignore[assignment]
+        names = ("label", "dims", "variable", "element")
+        are_equal = all(getattr(self, name) == getattr(other, name) for name in names)
+        return are_equal and np.array_equal(self.numbers, other.numbers)  # type: ignore[arg-type]
 
     @property
     def known_label(self) -> Label:
@@ -218,20 +187,12 @@ class Value:
 
     @property
     def rank(self) -> int:
-        """The number of axes.
-
-        Raises:
-          NoRuleError: it is unknown.
-        """
+        """The number of axes. Raises `NoRuleError` if it is unknown."""
         return len(self.known_dims)
 
     @property
     def known_dims(self) -> Dims:
-        """The dims.
-
-        Raises:
-          NoRuleError: their number is unknown.
-        """
+        """The dims. Raises `NoRuleError` if their number is unknown."""
         if self.dims is None:
             raise NoRuleError("the rank is unknown")
         return self.dims
@@ -242,23 +203,29 @@ class Value:
         return isinstance(self.label, Replicated) and not self.label.power and self.element is None
 
     @property
-    def known_numbers(self) -> list[Size]:
-        """Its elements.
+    def rows(self) -> Rows:
+        """The label of rows. Raises `NoRuleError` if it is another one."""
+        if not isinstance(self.label, Rows):
+            raise NoRuleError("it is not rows")
+        return self.label
 
-        Raises:
-          NoRuleError: an element is unknown.
-        """
-        if self.numbers is None or any(number is None for number in self.numbers.flat):
+    @property
+    def flat_numbers(self) -> Dims:
+        """Its elements, with None for unknown ones. Raises `NoRuleError` if `numbers` are unknown."""
+        if self.numbers is None:
             raise NoRuleError("the numbers are unknown")
-        return list(self.numbers.flat)
+        return tuple(self.numbers.flat)
+
+    @property
+    def known_numbers(self) -> list[Size]:
+        """Its elements. Raises `NoRuleError` if one is unknown."""
+        numbers = [number for number in self.flat_numbers if number is not None]
+        require(len(numbers) == len(self.flat_numbers), "a number is unknown")
+        return numbers
 
     @property
     def integers(self) -> list[int]:
-        """Its elements as integers.
-
-        Raises:
-          NoRuleError: an element is not a known integer.
-        """
+        """Its elements as integers. Raises `NoRuleError` if one is not a known integer."""
         try:
             return [int(number) for number in self.known_numbers]
         except ValueError as error:
@@ -286,14 +253,10 @@ def join_values(values: Sequence[Value]) -> Value:
     first = values[0]
     if all(other == first for other in values[1:]):
         return first
-    dims = None
-    if all(
-        value.dims is not None and first.dims is not None and len(value.dims) == len(first.dims) for value in values
-    ):
-        dims = tuple(
-            sizes[0] if len(set(sizes)) == 1 else None
-            for sizes in zip(*(value.known_dims for value in values), strict=True)
-        )
+    dims, ranks = None, {None if value.dims is None else value.rank for value in values}
+    if len(ranks) == 1 and None not in ranks:
+        axes = zip(*(value.known_dims for value in values), strict=True)
+        dims = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in axes)
     elements = [value.element for value in values if value.element is not None]
     variable = first.variable if all(value.variable == first.variable for value in values) else None
     label = join([value.label for value in values])
@@ -332,14 +295,9 @@ def axis_of_rows(values: Sequence[Value]) -> tuple[int, Size] | None:
 
     Other values must be broadcast along this axis. Returns None if values disagree.
     """
-    common = None
-    for value in values:
-        if isinstance(value.label, Rows):
-            axis_and_size = (value.label.axis - value.rank, value.label.size)
-            if common not in (None, axis_and_size):
-                return None
-            common = axis_and_size
-    if common is None:
+    labels = [(value.rank, value.label) for value in values if isinstance(value.label, Rows)]
+    common, *others = {(label.axis - rank, label.size) for rank, label in labels} or [None]
+    if common is None or others:
         return None
     for value in values:
         if not isinstance(value.label, Rows) and value.rank >= -common[0] and value.known_dims[common[0]] != ONE:

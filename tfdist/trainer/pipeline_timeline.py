@@ -16,8 +16,7 @@ from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedule import KINDS, Action, Schedule
 from tfdist.pipelining.schedule_catalog import endless_order, steady_state, steps_until_steady
-from tfdist.pipelining.schedule_simulation import simulate
-from tfdist.pipelining.timeline import Span, Timeline
+from tfdist.pipelining.timeline import Span, Timeline, simulate
 from tfdist.trainer.inspections import REPEATS, CompiledProbe, Inspection, Periodic, RunView, seconds_of
 
 _TRIALS = 3  # the last one is measured; the first ones compile and fill caches

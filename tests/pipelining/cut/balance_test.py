@@ -38,15 +38,6 @@ def test_the_balance_is_the_best_of_all(single, sizes, free, stages):
     assert crossing[found].sum() == min(crossing[list(choice)].sum() for choice in near)
 
 
-def test_one_heavy_element_has_a_stage_of_its_own():
-    assert balance(additive([1, 1, 9, 1, 1]), 3, np.zeros(6), np.ones(6, bool)) == [2, 3]
-
-
-def test_fewer_bytes_decide_between_about_equal_balances():
-    crossing = np.array([0, 1, 2, 9, 1, 1, 0.0])
-    assert balance(additive([10, 10, 10, 1, 10, 10]), 2, crossing, np.ones(7, bool)) == [4]
-
-
 def test_costs_that_are_not_sums_count_each_variable_once():
     costs = np.array([[0, 5, 5, 6], [0, 0, 5, 6], [0, 0, 0, 1], [0, 0, 0, 0.0]])  # elements 0 and 1 share 5
     assert balance(costs, 2, np.zeros(4), np.ones(4, bool)) in ([1], [2])

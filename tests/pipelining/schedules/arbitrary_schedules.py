@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tfdist.pipelining.schedule import Action, Schedule, result_of
 from tfdist.pipelining.schedule_catalog import make_schedule
-from tfdist.pipelining.schedule_simulation import simulate
+from tfdist.pipelining.timeline import simulate
 
 
 @st.composite

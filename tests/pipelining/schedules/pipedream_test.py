@@ -8,16 +8,13 @@ from tests.pipelining.schedules.arbitrary_schedules import computes_a_batch
 from tfdist.errors import InputError
 from tfdist.pipelining.schedule import FORWARD, Schedule
 from tfdist.pipelining.schedule_catalog import endless_order, make_schedule, pipedream, steady_state, steps_until_steady
-from tfdist.pipelining.schedule_simulation import simulate
-from tfdist.pipelining.timeline import Span, Timeline
+from tfdist.pipelining.timeline import Span, Timeline, simulate
 
 
 def weight_versions(schedule: Schedule, *, vertical_sync: bool = False) -> dict[tuple[int, int], int]:
     """Returns the number of updates in the weights of a stage that compute a micro-batch, by (stage, micro-batch).
 
-    Args:
-      schedule: a schedule in which each whole backward pass, "B" or "W", is followed by the update of its stage.
-      vertical_sync: whether all stages use the version of the first stage, which is the oldest.
+    The update of a stage follows each whole backward pass, "B" or "W". With `vertical_sync`, all use the first stage's version.
     """
     versions = {}
     for row in schedule.actions:
@@ -30,21 +27,6 @@ def weight_versions(schedule: Schedule, *, vertical_sync: bool = False) -> dict[
     return {(v, m): versions[0, m] for v, m in versions} if vertical_sync else versions
 
 
-def stashed_versions(schedule: Schedule, *, vertical_sync: bool = False) -> tuple[int, ...]:
-    """Returns the largest number of versions of a stage's weights that are kept at a time, the newest included, by stage.
-
-    For stage s it is S - s, and S with vertical sync, if there are at least 2 S micro-batches.
-    """
-    versions = weight_versions(schedule, vertical_sync=vertical_sync)
-    found = []
-    for stage in range(schedule.stages):
-        row = schedule.actions[schedule.process_of(stage)]
-        left = [action.micro_batch for action in row if action.stage == stage and action.completes_backward]
-        needed = [{versions[stage, m] for m in left[updates:]} for updates in range(len(left) + 1)]
-        found.append(max(len({v for v in old if v <= updates} | {updates}) for updates, old in enumerate(needed)))
-    return tuple(found)
-
-
 @given(st.integers(1, 6), st.integers(1, 20))
 def test_weights_are_as_old_as_the_equation_says(processes, micro_batches):
     schedule = pipedream(processes, micro_batches)
@@ -53,13 +35,6 @@ def test_weights_are_as_old_as_the_equation_says(processes, micro_batches):
         assert version == max(m - (processes - 1 - stage), 0)
     for (_, m), version in weight_versions(schedule, vertical_sync=True).items():
         assert version == max(m - (processes - 1), 0)
-
-
-@given(st.integers(1, 6), st.integers(0, 10))
-def test_the_versions_that_are_kept(processes, more):
-    schedule = pipedream(processes, 2 * processes + more)
-    assert stashed_versions(schedule) == tuple(processes - stage for stage in range(processes))
-    assert stashed_versions(schedule, vertical_sync=True) == (processes,) * processes
 
 
 @given(st.integers(1, 6), st.integers(1, 20))

@@ -16,7 +16,6 @@ from tfdist.row_semantics.values import (
     UNWRITTEN,
     AllRows,
     Label,
-    NoRuleError,
     Partial,
     Replicated,
     ReplicatedPlusSum,
@@ -30,7 +29,7 @@ from tfdist.row_semantics.values import (
     join,
     join_values,
     numeric_value,
-    power_of,
+    require,
     total,
     without_base,
 )
@@ -65,7 +64,7 @@ def choice(values: Sequence[Value], candidates: Sequence[Value]) -> Label:
         return join([value.label for value in candidates])
     if not all(isinstance(value.label, Rows | Replicated) for value in candidates):
         return ALL_ROWS
-    agrees, power = common_power(value.label.power for value in candidates)  # type: ignore[union-attr]
+    agrees, power = common_power(value.label.power for value in candidates)
     return rows_label(values, power) if agrees else ALL_ROWS
 
 
@@ -79,39 +78,23 @@ def sum_of(values: Sequence[Value]) -> Label:
 def product_of(values: Sequence[Value], signs: Sequence[int]) -> Label:
     """Returns the label of a broadcast product; the sign is -1 for a divisor."""
     labels = [value.label for value in values]
-    if any(not isinstance(label, Replicated | Rows | Partial) for label in labels):
+    total_power = sum(sign * (label.power or 0) for label, sign in zip(labels, signs, strict=True))
+    first, *factors = labels
+    if isinstance(first, Partial) and all(isinstance(factor, Replicated) for factor in factors):
+        divides_by_zero = any(is_zero(label) and sign < 0 for label, sign in zip(labels, signs, strict=True))
+        return ALL_ROWS if first.reduction != "sum" or divides_by_zero else Partial("sum", total_power)
+    if any(not isinstance(label, Replicated | Rows) for label in labels):
         return ALL_ROWS
-    partial = [number for number, label in enumerate(labels) if isinstance(label, Partial)]
-    rows = any(isinstance(label, Rows) for label in labels)
-    if partial:
-        return ALL_ROWS if rows or len(partial) > 1 or partial[0] > 0 else _scale_partial_sum(values, signs)
-    # Zero times infinity is not zero.
-    power = None if all(is_zero(label) for label in labels) and min(signs) > 0 else _sum_of_powers(labels, signs)
-    return rows_label(values, power) if rows else Replicated(power)
-
-
-def _sum_of_powers(labels: Sequence[Label], signs: Sequence[int]) -> int:
-    return sum(sign * power_of(label) for label, sign in zip(labels, signs, strict=True))
-
-
-def _scale_partial_sum(values: Sequence[Value], signs: Sequence[int]) -> Label:
-    """Returns the label of a partial sum times or divided by replicated values."""
-    first = values[0].label
-    assert isinstance(first, Partial)
-    if first.reduction != "sum":
-        return ALL_ROWS
-    if any(is_zero(value.label) and sign < 0 for value, sign in zip(values, signs, strict=True)):
-        return ALL_ROWS
-    return Partial("sum", _sum_of_powers([value.label for value in values], signs))
+    is_zero_product = all(map(is_zero, labels)) and min(signs) > 0  # zero times infinity is not zero
+    power = None if is_zero_product else total_power
+    return rows_label(values, power) if any(isinstance(label, Rows) for label in labels) else Replicated(power)
 
 
 @rule("AddV2", "Add", "Sub")
 def _(call: Call) -> Value:
     is_difference = call.kind == "Sub"
     numbers = _compute_numbers(call, (lambda a, b: a + -b) if is_difference else (lambda a, b: a + b))
-    if numbers is not None:
-        return numbers
-    return Value(add_or_subtract(*call.inputs, is_difference=is_difference), broadcast_dims(call.inputs))
+    return numbers or Value(add_or_subtract(*call.inputs, is_difference=is_difference), broadcast_dims(call.inputs))
 
 
 def add_or_subtract(left: Value, right: Value, *, is_difference: bool) -> Label:
@@ -146,17 +129,14 @@ def _sum_of_elements(lists: Sequence[Value]) -> Value:
 
 @rule("Mul", "MulNoNan")
 def _(call: Call) -> Value:
-    numbers = _compute_numbers(call, lambda a, b: a * b)
-    if numbers is not None:
-        return numbers
     values = sorted(call.inputs, key=lambda value: not isinstance(value.label, Partial))
-    return Value(product_of(values, (1, 1)), broadcast_dims(call.inputs))
+    numbers = _compute_numbers(call, lambda a, b: a * b)
+    return numbers or Value(product_of(values, (1, 1)), broadcast_dims(call.inputs))
 
 
 @rule("RealDiv", "DivNoNan", "Div")
 def _(call: Call) -> Value:
-    if call.kind == "Div" and call.operation.inputs[0].dtype.is_integer:
-        raise NoRuleError("integers are divided")
+    require(call.kind != "Div" or not call.operation.inputs[0].dtype.is_integer, "integers are divided")
     numbers = _compute_numbers(call, lambda a, b: a.divided_by(b))
     return numbers or Value(product_of(call.inputs, (1, -1)), broadcast_dims(call.inputs))
 
@@ -165,9 +145,8 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     (value,) = call.inputs
     if value.numbers is not None:
-        return numeric_value(
-            sizes.array([number and number * number for number in value.numbers.flat], value.numbers.shape)
-        )
+        squares = [number and number * number for number in value.numbers.flat]
+        return numeric_value(sizes.array(squares, value.numbers.shape))
     return Value(product_of([value, value], (1, 1)), value.dims)
 
 
@@ -180,12 +159,10 @@ def linear(value: Value) -> Label:
 @rule("Neg")
 def _(call: Call) -> Value:
     (value,) = call.inputs
-    numbers = None
-    if value.numbers is not None:
-        numbers = sizes.array(
-            [None if number is None else -number for number in value.numbers.flat], value.numbers.shape
-        )
-    return Value(linear(value), value.dims, numbers)
+    if value.numbers is None:
+        return Value(linear(value), value.dims)
+    negated = [number and -number for number in value.numbers.flat]
+    return Value(linear(value), value.dims, sizes.array(negated, value.numbers.shape))
 
 
 @rule(
@@ -293,14 +270,12 @@ _register_numeric_rule("FloorMod", _remainder, pointwise_rule)
 
 def _homogeneous_rule(call: Call) -> Value:
     """The rule of a function f with f(c x) = c f(x) for c > 0, which keeps the common power of its inputs."""
-    if any(not isinstance(value.label, Replicated | Rows) for value in call.inputs):
-        return Value(ALL_ROWS, broadcast_dims(call.inputs))
-    agrees, power = common_power(value.label.power for value in call.inputs)  # type: ignore[union-attr]
-    if not agrees:
-        return Value(ALL_ROWS, broadcast_dims(call.inputs))
-    if any(isinstance(value.label, Rows) for value in call.inputs):
-        return Value(rows_label(call.inputs, power), broadcast_dims(call.inputs))
-    return Value(Replicated(power), broadcast_dims(call.inputs))
+    labels, dims = [value.label for value in call.inputs], broadcast_dims(call.inputs)
+    agrees, power = common_power(label.power for label in labels)
+    if not agrees or any(not isinstance(label, Replicated | Rows) for label in labels):
+        return Value(ALL_ROWS, dims)
+    has_rows = any(isinstance(label, Rows) for label in labels)
+    return Value(rows_label(call.inputs, power) if has_rows else Replicated(power), dims)
 
 
 for _type in ("Relu", "Abs", "LeakyRelu"):
@@ -314,8 +289,8 @@ def _(call: Call) -> Value:
     compared = _homogeneous_rule(call)
     if call.kind.endswith("Equal") and call.kind[0] in "EN" and not call.attribute("incompatible_shape_error"):
         # The result for tensors that cannot be broadcast is one boolean.
-        if any(len(dims) > 1 or None in dims for dims in broadcast_sizes(call.inputs)):
-            raise NoRuleError("the shapes cannot be compared")
+        sizes_by_axis = broadcast_sizes(call.inputs)
+        require(all(len(dims) < 2 and None not in dims for dims in sizes_by_axis), "the shapes cannot be compared")
     if isinstance(compared.label, Rows | Replicated):
         return Value(dataclasses.replace(compared.label, power=0), compared.dims)
     return compared
@@ -324,35 +299,23 @@ def _(call: Call) -> Value:
 @rule("Sign")
 def _(call: Call) -> Value:
     (value,) = call.inputs
-    label = value.label
-    if isinstance(label, Rows):
-        return Value(dataclasses.replace(label, power=0 if label.power is not None else None), value.dims)
-    return Value(label if is_zero(label) else REPLICATED if isinstance(label, Replicated) else ALL_ROWS, value.dims)
+    if not isinstance(value.label, Replicated | Rows):
+        return Value(ALL_ROWS, value.dims)
+    return Value(dataclasses.replace(value.label, power=value.label.power and 0), value.dims)  # zeros stay zeros
 
 
 # Positions of the inputs in which these gradients are linear.
 _LINEAR_INPUTS = {
-    "ReluGrad": 0,
-    "Relu6Grad": 0,
-    "LeakyReluGrad": 0,
-    "EluGrad": 0,
-    "SeluGrad": 0,
-    "SoftplusGrad": 0,
-    "SoftsignGrad": 0,
-    "SigmoidGrad": 1,
-    "TanhGrad": 1,
-    "RsqrtGrad": 1,
-    "SqrtGrad": 1,
-    "ReciprocalGrad": 1,
-    "InvGrad": 1,
+    **dict.fromkeys("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad".split(), 0),
+    **dict.fromkeys("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad ReciprocalGrad InvGrad".split(), 1),
 }
 
 
 def _linear_gradient(call: Call) -> Value:
     position = _LINEAR_INPUTS[call.kind]
     gradient, other = call.inputs[position], call.inputs[1 - position]
-    if call.kind == "SqrtGrad" and isinstance(gradient.label, Partial):
-        raise NoRuleError("0 / 0 is 0, but not 1 / 0 - 1 / 0")
+    is_root_of_sum = call.kind == "SqrtGrad" and isinstance(gradient.label, Partial)
+    require(not is_root_of_sum, "0 / 0 is 0, but not 1 / 0 - 1 / 0")
     factor = Value(pointwise([other]), other.dims)
     values = [gradient, factor] if isinstance(gradient.label, Partial) else [factor, gradient]
     return Value(product_of(values, (1, 1)), broadcast_dims(call.inputs))

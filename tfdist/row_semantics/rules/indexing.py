@@ -21,6 +21,7 @@ from tfdist.row_semantics.values import (
     Value,
     is_zero,
     numeric_value,
+    require,
     total,
 )
 
@@ -62,9 +63,8 @@ def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) ->
             add("all" if is_all else "part", _length(masks, number, steps[number], begin, end, dims[source]))
         if axes and axes[-1].action in ("part", "index"):
             for name, bounds in (("begin", begin), ("end", end)):
-                is_used = not masks[name] >> number & 1 and not (name == "end" and axes[-1].action == "index")
-                if is_used and not _is_replicated(bounds, number):
-                    raise NoRuleError("the bounds of a slice depend on rows")
+                is_unused = masks[name] >> number & 1 or (name == "end" and axes[-1].action == "index")
+                require(is_unused or _is_replicated(bounds, number), "the bounds of a slice depend on rows")
     while source < len(dims):
         add("all")
     return axes
@@ -104,8 +104,7 @@ def _(call: Call) -> Value:
     if not isinstance(value.label, Rows):
         return rearrange(value, dims)
     (row_axis,) = [axis for axis in axes if axis.source == value.label.axis and axis.action != "new"]
-    if row_axis.action != "all":
-        raise NoRuleError("some rows are selected")
+    require(row_axis.action == "all", "some rows are selected")
     return rearrange(value, dims, lambda _: row_axis.target)
 
 
@@ -136,17 +135,15 @@ def _slice_numbers(call: Call) -> Value | None:
 @rule("StridedSliceGrad")
 def _(call: Call) -> Value:
     shape, begin, end, strides, gradient = call.inputs
-    if shape.numbers is None:
-        raise NoRuleError("the shape is unknown")
-    dims = tuple(shape.numbers)
+    dims = shape.flat_numbers
     axes = _slices(call, dims, begin, end, strides)
     if not isinstance(gradient.label, Rows):
-        if any(dim is None or dim.power for dim in dims):
-            raise NoRuleError("a value other than rows is added to some rows")
+        has_rows = any(dim is None or dim.power for dim in dims)
+        require(not has_rows, "a value other than rows is added to some rows")
         return Value(linear(gradient), dims)
     (row_axis,) = [axis for axis in axes if axis.target == gradient.label.axis and axis.action != "index"]
-    if row_axis.action != "all" or dims[row_axis.source] != gradient.label.size:
-        raise NoRuleError("some rows are selected")
+    is_whole = row_axis.action == "all" and dims[row_axis.source] == gradient.label.size
+    require(is_whole, "some rows are selected")
     return rearrange(gradient, dims, lambda _: row_axis.source)
 
 
@@ -158,14 +155,11 @@ def _(call: Call) -> Value:
         return numeric_value(value.numbers[tuple(bounds)])
     axes = range(value.rank)
     row_axis = value.label.axis if isinstance(value.label, Rows) else None
-    if not all(_is_replicated(bound, axis) for bound in (begin, lengths) for axis in axes if axis != row_axis):
-        raise NoRuleError("the bounds of a slice depend on rows")
+    are_replicated = [_is_replicated(bound, axis) for bound in (begin, lengths) for axis in axes if axis != row_axis]
+    require(all(are_replicated), "the bounds of a slice depend on rows")
     if row_axis is not None:
-        if begin.numbers is None or lengths.numbers is None:
-            raise NoRuleError("the bounds of a slice are unknown")
-        is_whole = lengths.numbers[row_axis] in (value.known_dims[row_axis], sizes.size(-1))
-        if not _is_zero(begin.numbers[row_axis]) or not is_whole:
-            raise NoRuleError("some rows are selected")
+        is_whole = lengths.flat_numbers[row_axis] in (value.known_dims[row_axis], sizes.size(-1))
+        require(_is_zero(begin.flat_numbers[row_axis]) and is_whole, "some rows are selected")
     return rearrange(value, tuple(dim if axis == row_axis else None for axis, dim in enumerate(value.known_dims)))
 
 
@@ -181,21 +175,18 @@ def _(call: Call) -> Value:
     dims = (*values.known_dims[:axis], *indices.known_dims[batch_dims:], *values.known_dims[axis + 1 :])
     value_label, index_label = values.label, indices.label
     if isinstance(index_label, Rows):
-        if index_label.power:
-            raise NoRuleError("indices are divided by the number of rows")
+        require(not index_label.power, "indices are divided by the number of rows")
         if isinstance(value_label, Rows):
-            if not value_label.axis == index_label.axis < batch_dims or value_label.size != index_label.size:
-                raise NoRuleError("rows are selected by rows")
+            are_same_rows = value_label.axis == index_label.axis < batch_dims and value_label.size == index_label.size
+            require(are_same_rows, "rows are selected by rows")
             return Value(value_label, dims)
-        if not isinstance(value_label, Replicated) or index_label.axis < batch_dims:
-            raise NoRuleError("rows select from a tensor that is not replicated")
+        is_table = isinstance(value_label, Replicated) and index_label.axis >= batch_dims
+        require(is_table, "rows select from a tensor that is not replicated")
         return Value(Rows(axis + index_label.axis - batch_dims, index_label.size, value_label.power), dims)
-    if not indices.is_replicated:
-        raise NoRuleError("indices depend on rows")
+    require(indices.is_replicated, "indices depend on rows")
     if not isinstance(value_label, Rows):
         return rearrange(values, dims)
-    if value_label.axis == axis or value_label.axis < batch_dims:
-        raise NoRuleError("some rows are selected")
+    require(batch_dims <= value_label.axis != axis, "some rows are selected")
     return rearrange(values, dims, lambda rows: rows + (indices.rank - batch_dims - 1) * (axis < rows))
 
 
@@ -203,8 +194,7 @@ def _table(call: Call) -> Value:
     """Returns the tensor that the indices select from, which may be the value of a variable."""
     if not call.kind.startswith("Resource"):
         return call.inputs[0]
-    if call.attribute("batch_dims"):
-        raise NoRuleError("there are batch dims")
+    require(not call.attribute("batch_dims"), "there are batch dims")
     variable, indices, result = call.variable(0), call.inputs[1], call.operation.outputs[0].shape
     if variable.dims is not None:
         return variable
@@ -222,38 +212,33 @@ def _(call: Call) -> Value:
         raise NoRuleError("the number of axes that are indexed is unknown")
     dims = (*indices.known_dims[:-1], *values.known_dims[int(depth) :])
     if isinstance(indices.label, Rows):
-        if indices.label.power or indices.label.axis == indices.rank - 1 or not isinstance(values.label, Replicated):
-            raise NoRuleError("rows are selected by rows")
+        are_of_rows = not indices.label.power and indices.label.axis < indices.rank - 1
+        require(are_of_rows and isinstance(values.label, Replicated), "rows are selected by rows")
         return Value(Rows(indices.label.axis, indices.label.size, values.label.power), dims)
-    if not indices.is_replicated:
-        raise NoRuleError("indices depend on rows")
+    require(indices.is_replicated, "indices depend on rows")
     if not isinstance(values.label, Rows):
         return rearrange(values, dims)
-    if values.label.axis < int(depth):
-        raise NoRuleError("some rows are selected")
+    require(values.label.axis >= int(depth), "some rows are selected")
     return rearrange(values, dims, lambda rows: rows - int(depth) + indices.rank - 1)
 
 
 def scatter_label(data: Value, indices: Value, *, has_index_vectors: bool) -> Label:
-    """Returns the label of a sum of data at indices.
+    """Returns the label of a sum of data at indices of the result.
 
-    Args:
-      data: the summands; their first axes are those of the indices, unless they are a scalar.
-      indices: index of each summand in the result.
-      has_index_vectors: whether the last axis of the indices has an index for each axis.
+    The first axes of `data` are those of the indices, unless it is a scalar. `has_index_vectors` is whether the last axis of
+    the indices has an index for each axis.
     """
     if isinstance(indices.label, Rows) and not indices.label.power:
-        if has_index_vectors and indices.label.axis == indices.rank - 1:
-            raise NoRuleError("the rows are the indices")
+        are_vectors = has_index_vectors and indices.label.axis == indices.rank - 1
+        require(not are_vectors, "the rows are the indices")
         if isinstance(data.label, Rows):
             is_same = (data.label.axis, data.label.size) == (indices.label.axis, indices.label.size)
         else:
             is_same = isinstance(data.label, Replicated) and data.rank == 0
-        if not is_same:
-            raise NoRuleError("rows are scattered by other rows")
-        return ZEROS if is_zero(data.label) else Partial("sum", data.label.power or 0)  # type: ignore[union-attr]
-    if not indices.is_replicated or isinstance(data.label, Rows):
-        raise NoRuleError("rows are scattered, or indices depend on them")
+        require(is_same, "rows are scattered by other rows")
+        return ZEROS if is_zero(data.label) else Partial("sum", data.label.power or 0)
+    is_replicated = indices.is_replicated and not isinstance(data.label, Rows)
+    require(is_replicated, "rows are scattered, or indices depend on them")
     return linear(data)
 
 
@@ -261,8 +246,7 @@ def scatter_label(data: Value, indices: Value, *, has_index_vectors: bool) -> La
 def _(call: Call) -> Value:
     is_segments = call.kind == "UnsortedSegmentSum"
     data, indices, shape = call.inputs if is_segments else (call.inputs[1], call.inputs[0], call.inputs[2])
-    if not shape.is_replicated:
-        raise NoRuleError("the shape depends on rows")
+    require(shape.is_replicated, "the shape depends on rows")
     label = data.label
     if is_segments and isinstance(label, Rows) and indices.is_replicated and label.axis >= indices.rank:
         axis = label.axis - indices.rank + 1  # sums parts of each row
@@ -274,52 +258,43 @@ def _(call: Call) -> Value:
 @rule("TensorScatterAdd", "TensorScatterSub")
 def _(call: Call) -> Value:
     target, indices, data = call.inputs
-    if isinstance(target.label, Rows):
-        raise NoRuleError("it is added to rows")
+    require(not isinstance(target.label, Rows), "it is added to rows")
     return Value(total([target.label, scatter_label(data, indices, has_index_vectors=True)]), target.dims)
 
 
 @rule("OneHot")
 def _(call: Call) -> Value:
     indices, depth, *on_off_values = call.inputs
-    axis = call.attribute("axis")
+    axis, label = call.attribute("axis"), indices.rows
     position = indices.rank if axis < 0 else axis
-    if not isinstance(indices.label, Rows) or indices.label.power:
-        raise NoRuleError("the indices are not rows")
-    if not all(value.is_replicated for value in (depth, *on_off_values)):
-        raise NoRuleError("the depth or the values depend on rows")
+    are_replicated = all(value.is_replicated for value in (depth, *on_off_values))
+    require(are_replicated and not label.power, "the depth or the values depend on rows, or the indices are scaled")
     number = None if depth.numbers is None else depth.numbers.item()
     dims = (*indices.known_dims[:position], number, *indices.known_dims[position:])
-    return Value(Rows(indices.label.axis + (position <= indices.label.axis), indices.label.size), dims)
+    return Value(Rows(label.axis + (position <= label.axis), label.size), dims)
 
 
 @rule("LowerBound", "UpperBound")
 def _(call: Call) -> Value:
     """Positions of values in a sorted sequence, which is equal on all replicas or belongs to the same row."""
     sequence, values = call.inputs
-    if sequence.is_replicated:
-        is_valid, axis = True, 1
-    else:
-        is_valid, axis = isinstance(sequence.label, Rows) and not sequence.label.power and not sequence.label.axis, 0
-    if not is_valid or not isinstance(values.label, Rows) or values.label.axis != axis or values.label.power:
-        raise NoRuleError("values of a row are searched in other rows")
-    return Value(dataclasses.replace(values.label, power=0), values.dims)
+    is_valid = sequence.is_replicated or sequence.rows.axis == 0 and not sequence.rows.power
+    has_rows = values.rows.axis == (1 if sequence.is_replicated else 0) and not values.rows.power
+    require(is_valid and has_rows, "values of a row are searched in other rows")
+    return Value(dataclasses.replace(values.rows, power=0), values.dims)
 
 
 @rule("MatrixDiagV3", "MatrixDiagPartV3", "MatrixBandPart")
 def _(call: Call) -> Value:
     """Functions of each matrix, or of each diagonal."""
     value, *parameters = call.inputs
-    if not all(parameter.is_replicated for parameter in parameters) or not isinstance(value.label, Rows):
-        raise NoRuleError("the matrices are not rows of the batch")
-    inner = 1 if call.kind == "MatrixDiagV3" else 2
-    outer = value.rank - inner
-    if call.kind == "MatrixDiagV3" and call.operation.outputs[0].shape.rank != value.rank + 1:
-        raise NoRuleError("there are several diagonals")
-    if value.label.axis >= outer or (value.label.power and call.kind != "MatrixBandPart"):
-        raise NoRuleError("the rows of the batch are rows of one matrix")
-    diagonal_rank = call.operation.outputs[0].shape.rank - outer
-    return Value(value.label, (*value.known_dims[:outer], *[None] * diagonal_rank))
+    label, rank = value.rows, call.operation.outputs[0].shape.rank
+    require(all(parameter.is_replicated for parameter in parameters), "the parameters depend on rows")
+    outer = value.rank - (1 if call.kind == "MatrixDiagV3" else 2)
+    require(call.kind != "MatrixDiagV3" or rank == value.rank + 1, "there are several diagonals")
+    is_unscaled = not label.power or call.kind == "MatrixBandPart"
+    require(label.axis < outer and is_unscaled, "the rows of the batch are rows of one matrix")
+    return Value(label, (*value.known_dims[:outer], *[None] * (rank - outer)))
 
 
 @rule("ReadVariableOp")
@@ -355,8 +330,7 @@ def _(call: Call) -> list[Value]:
 def _(call: Call) -> list[Value]:
     old = call.variable(0)
     indices, updates = call.inputs[1:]
-    if isinstance(old.label, Rows):
-        raise NoRuleError("the variable has rows")
+    require(not isinstance(old.label, Rows), "the variable has rows")
     change = Value(scatter_label(updates, indices, has_index_vectors=call.kind == "ResourceScatterNdAdd"))
     call.assign(0, Value(add_or_subtract(old, change, is_difference=call.kind == "ResourceScatterSub"), old.dims))
     return []

@@ -9,17 +9,11 @@ from tfdist.row_semantics.values import REPLICATED, NoRuleError, Value
 
 
 class Call(NamedTuple):
-    """An operation with the static values of its inputs.
-
-    Attributes:
-      operation: the operation.
-      inputs: a value for each of its inputs.
-      variables: values of the variables that have been assigned.
-    """
+    """An operation with the static values of its inputs."""
 
     operation: tf.Operation
     inputs: Sequence[Value]
-    variables: MutableMapping[object, Value]
+    variables: MutableMapping[object, Value]  # values of the variables that have been assigned
 
     @property
     def kind(self) -> str:
@@ -62,8 +56,7 @@ def rule(*types: str) -> Callable[[Rule], Rule]:
     """
 
     def register(function: Rule) -> Rule:
-        for kind in types:
-            RULES[kind] = function
+        RULES.update(dict.fromkeys(types, function))
         return function
 
     return register

@@ -18,7 +18,6 @@ from tfdist.row_semantics.values import (
     AllRows,
     Dims,
     Label,
-    NoRuleError,
     Replicated,
     Rows,
     Value,
@@ -26,6 +25,7 @@ from tfdist.row_semantics.values import (
     join,
     join_values,
     numeric_value,
+    require,
     without_base,
 )
 
@@ -64,20 +64,15 @@ def _(call: Call) -> Value:
 @rule("Reshape")
 def _(call: Call) -> Value:
     value, shape = call.inputs
-    if shape.numbers is None:
-        raise NoRuleError("the new shape is unknown")
-    dims = _resolve_shape(value, list(shape.numbers.flat))
+    dims = _resolve_shape(value, list(shape.flat_numbers))
     if value.numbers is not None and all(dim is not None and dim.is_known for dim in dims):
         lengths = [int(dim) for dim in dims if dim is not None]
         return Value(value.label, dims, value.numbers.reshape(tuple(lengths)))
     label = value.label
     if isinstance(label, Rows):
         return Value(_reshape_label(label, value.known_dims, dims), dims)
-    return Value(without_base(label) if shape.is_replicated or not _has_count(dims) else ALL_ROWS, dims)
-
-
-def _has_count(dims: Dims) -> bool:
-    return any(dim is None or dim.power for dim in dims)
+    is_known = shape.is_replicated or not any(dim is None or dim.power for dim in dims)
+    return Value(without_base(label) if is_known else ALL_ROWS, dims)
 
 
 def _resolve_shape(value: Value, shape: list[Size | None]) -> Dims:
@@ -101,13 +96,7 @@ def _reshape_label(label: Rows, old: Dims, new: Dims) -> Label:
 
 
 def rearrange(value: Value, dims: Dims | None, new_axis: Callable[[int], int] = lambda axis: axis) -> Value:
-    """Returns a value with rearranged elements.
-
-    Args:
-      value: the value.
-      dims: dims of the result.
-      new_axis: returns the new axis of rows, given the old one.
-    """
+    """Returns a value with rearranged elements; `new_axis` returns the new axis of rows, given the old one."""
     label = value.label
     if isinstance(label, Rows):
         return Value(dataclasses.replace(label, axis=new_axis(label.axis)), dims)
@@ -136,13 +125,12 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     (value,) = call.inputs
     axis_set = {axis % value.rank for axis in call.attribute("squeeze_dims")}
-    if not axis_set and any(dim is None or not dim.is_known for dim in value.known_dims):
-        raise NoRuleError("dims of size 1 are unknown")
+    are_known = all(dim is not None and dim.is_known for dim in value.known_dims)
+    require(axis_set or are_known, "dims of size 1 are unknown")
     axes = axis_set or {axis for axis, dim in enumerate(value.known_dims) if dim == ONE}
     dims = tuple(dim for axis, dim in enumerate(value.known_dims) if axis not in axes)
     numbers = None if value.numbers is None else np.squeeze(value.numbers, tuple(axes))
-    if isinstance(value.label, Rows) and value.label.axis in axes:
-        raise NoRuleError("the dim of the rows is removed")
+    require(not isinstance(value.label, Rows) or value.label.axis not in axes, "the dim of the rows is removed")
     result = rearrange(value, dims, lambda axis: axis - sum(removed < axis for removed in axes))
     return result if isinstance(value.label, Rows) else dataclasses.replace(result, numbers=numbers)
 
@@ -163,13 +151,7 @@ def _(call: Call) -> Value:
     rank = values[0].rank + 1
     position = call.attribute("axis") % rank
     dims = (*values[0].known_dims[:position], sizes.size(len(values)), *values[0].known_dims[position:])
-    label = choice(values, values)
-    return Value(
-        dataclasses.replace(label, axis=label.axis + (position <= label.axis))
-        if isinstance(label, Rows)
-        else without_base(label),
-        dims,
-    )
+    return rearrange(Value(choice(values, values)), dims, lambda axis: axis + (position <= axis))
 
 
 @rule("Unpack")
@@ -179,8 +161,7 @@ def _(call: Call) -> list[Value]:
     dims = value.known_dims[:position] + value.known_dims[position + 1 :]
     if value.numbers is not None and value.numbers.ndim == 1:
         return [numeric_value(sizes.array([number], ()), ()) for number in value.numbers]
-    if isinstance(value.label, Rows) and value.label.axis == position:
-        raise NoRuleError("rows are taken apart")
+    require(not isinstance(value.label, Rows) or value.label.axis != position, "rows are taken apart")
     return [rearrange(value, dims, lambda axis: axis - (position < axis))] * len(call.operation.outputs)
 
 
@@ -188,12 +169,10 @@ def _(call: Call) -> list[Value]:
 def _(call: Call) -> list[Value]:
     value, axis = (call.inputs[1], call.inputs[0]) if call.kind == "Split" else (call.inputs[0], call.inputs[2])
     split_axis = axis.integers[0] % value.rank
-    if call.kind == "SplitV" and not call.inputs[1].is_replicated:
-        raise NoRuleError("the sizes depend on rows")
+    require(call.kind == "Split" or call.inputs[1].is_replicated, "the sizes depend on rows")
     if call.kind == "SplitV" and value.numbers is not None and min(lengths := call.inputs[1].integers) >= 0:
         return [numeric_value(part) for part in np.split(value.numbers, np.cumsum(lengths)[:-1], split_axis)]
-    if isinstance(value.label, Rows) and value.label.axis == split_axis:
-        raise NoRuleError("rows are taken apart")
+    require(not isinstance(value.label, Rows) or value.label.axis != split_axis, "rows are taken apart")
     dims = tuple(None if number == split_axis else dim for number, dim in enumerate(value.known_dims))
     return [rearrange(value, dims)] * len(call.operation.outputs)
 
@@ -203,44 +182,36 @@ def _(call: Call) -> Value:
     *values, axis = call.inputs
     if all(value.numbers is not None and value.numbers.ndim == 1 for value in values):
         return numeric_value(np.concatenate([value.numbers for value in values]))
-    concat_axis = axis.integers[0] % values[0].rank
-    ranks = [value.rank for value in values]
-    parts = [value.known_dims[concat_axis] for value in values]
+    concat_axis, ranks = axis.integers[0] % values[0].rank, {value.rank for value in values}
     total: Size | None = sizes.size(0)
-    for part in parts:
+    for part in [value.known_dims[concat_axis] for value in values]:
         total = None if total is None or part is None else total + part
-    dims = tuple(total if number == concat_axis else dim for number, dim in enumerate(values[0].known_dims))
-    rows = [value.label for value in values if isinstance(value.label, Rows)]
-    if rows:
-        if any(label.axis == concat_axis for label in rows) or len(rows) < len(values) or len(set(ranks)) > 1:
-            raise NoRuleError("rows are concatenated along their axis, or with other values")
-        aligned = [
-            dataclasses.replace(
-                value, dims=tuple(ONE if n == concat_axis else dim for n, dim in enumerate(value.known_dims))
-            )
-            for value in values
-        ]
-        return Value(choice(aligned, aligned), dims)
-    return Value(without_base(join([value.label for value in values])), dims)
+
+    def with_dim(value: Value, size: Size | None) -> Dims:
+        return tuple(size if number == concat_axis else dim for number, dim in enumerate(value.known_dims))
+
+    dims = with_dim(values[0], total)
+    if not any(isinstance(value.label, Rows) for value in values):
+        return Value(without_base(join([value.label for value in values])), dims)
+    are_whole = all(value.rows.axis != concat_axis for value in values) and len(ranks) == 1
+    require(are_whole, "rows are concatenated along their axis, or with other values")
+    aligned = [dataclasses.replace(value, dims=with_dim(value, ONE)) for value in values]
+    return Value(choice(aligned, aligned), dims)
 
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _(call: Call) -> Value:
     value, padding, *constants = call.inputs
-    if not padding.is_replicated or not all(constant.is_replicated for constant in constants):
-        raise NoRuleError("the padding depends on rows")
+    are_replicated = padding.is_replicated and all(constant.is_replicated for constant in constants)
+    require(are_replicated, "the padding depends on rows")
     if constants and not is_zero(constants[0].label):
-        value = dataclasses.replace(value, label=pointwise([dataclasses.replace(value, variable=None)]))
-    return Value(linear(value), _padded_dims(value, padding) if isinstance(value.label, Rows) else None)
-
-
-def _padded_dims(value: Value, padding: Value) -> Dims:
-    """Returns the dims of padded rows; the padding must not add rows."""
-    assert isinstance(value.label, Rows)
-    numbers = padding.numbers
-    if numbers is None or any(number is None or number.coefficient for number in numbers[value.label.axis]):
-        raise NoRuleError("rows are padded")
-    return tuple(dim if axis == value.label.axis else None for axis, dim in enumerate(value.known_dims))
+        value = dataclasses.replace(value, label=pointwise([value]))
+    if not isinstance(value.label, Rows):
+        return Value(linear(value))
+    row_axis, numbers = value.label.axis, padding.flat_numbers
+    adds_rows = any(number is None or number.coefficient for number in numbers[2 * row_axis : 2 * row_axis + 2])
+    require(not adds_rows, "rows are padded")
+    return Value(linear(value), tuple(dim if axis == row_axis else None for axis, dim in enumerate(value.known_dims)))
 
 
 def broadcast(value: Value, dims: Dims) -> Value:
@@ -249,14 +220,13 @@ def broadcast(value: Value, dims: Dims) -> Value:
     label = value.label
     if isinstance(label, Rows):
         axis = label.axis + len(dims) - value.rank
-        if rows != [axis] or dims[axis] != label.size:
-            raise NoRuleError("rows are repeated")
+        require(rows == [axis] and dims[axis] == label.size, "rows are repeated")
         return Value(Rows(axis, label.size, label.power), dims)
     if not rows or isinstance(label, AllRows):
         return Value(without_base(label), dims)
     size = dims[rows[0]]
-    if len(rows) > 1 or not isinstance(label, Replicated) or not _is_row_multiple(size):
-        raise NoRuleError("a value that is not replicated is repeated for each row")
+    is_repeated = len(rows) == 1 and isinstance(label, Replicated) and _is_row_multiple(size)
+    require(is_repeated, "a value that is not replicated is repeated for each row")
     return Value(Rows(rows[0], size, label.power), dims)  # type: ignore[arg-type]
 
 
@@ -268,13 +238,11 @@ def _is_row_multiple(size: Size | None) -> bool:
 @rule("Fill")
 def _(call: Call) -> Value:
     shape, value = call.inputs
-    if shape.numbers is None:
-        if call.is_replicated and value.numbers is not None and value.numbers.item() == sizes.size(0):
-            return Value(ZEROS)
-        raise NoRuleError("the shape is unknown")
-    dims = tuple(shape.numbers)
+    if shape.numbers is None and shape.is_replicated and is_zero(value.label):
+        return Value(ZEROS)
+    dims = shape.flat_numbers
     if value.numbers is not None and len(dims) < 2 and all(dim is not None and dim.is_known for dim in dims):
-        lengths = [int(dim) for dim in dims]
+        lengths = [int(dim) for dim in dims if dim is not None]
         if sum(lengths) <= _MAX_NUMBERS:
             return numeric_value(np.full(lengths, value.numbers.item(), object), dims)
     return broadcast(dataclasses.replace(value, dims=()), dims)
@@ -282,22 +250,16 @@ def _(call: Call) -> Value:
 
 @rule("BroadcastTo")
 def _(call: Call) -> Value:
-    value, shape = call.inputs
-    if shape.numbers is None:
-        raise NoRuleError("the shape is unknown")
-    dims, rank = tuple(shape.numbers), value.rank
-    for axis in range(-rank, 0):
-        if dims[axis] != ONE and value.known_dims[axis] not in (ONE, dims[axis]) and not isinstance(value.label, Rows):
-            raise NoRuleError("dims cannot be compared")
+    value, dims = call.inputs[0], call.inputs[1].flat_numbers
+    pairs = zip(reversed(dims), reversed(value.known_dims), strict=False)
+    are_equal = all(new == ONE or old in (ONE, new) for new, old in pairs)
+    require(are_equal or isinstance(value.label, Rows), "dims cannot be compared")
     return broadcast(value, dims)
 
 
 @rule("Tile")
 def _(call: Call) -> Value:
-    value, multiples = call.inputs
-    if multiples.numbers is None:
-        raise NoRuleError("multiples are unknown")
-    factors = list(multiples.numbers)
+    value, factors = call.inputs[0], call.inputs[1].flat_numbers
     dims = tuple(None if a is None or b is None else a * b for a, b in zip(value.known_dims, factors, strict=True))
     return broadcast(value, dims)
 
@@ -305,9 +267,8 @@ def _(call: Call) -> Value:
 @rule("Range")
 def _(call: Call) -> Value:
     start, limit, step = (bound.integers[0] for bound in call.inputs)
-    numbers = range(start, limit, step)
-    if not call.operation.outputs[0].dtype.is_integer or len(numbers) > _MAX_NUMBERS:
-        raise NoRuleError("the numbers are too many to be known")
+    numbers, is_integer = range(start, limit, step), call.operation.outputs[0].dtype.is_integer
+    require(is_integer and len(numbers) <= _MAX_NUMBERS, "the numbers are too many to be known")
     return numeric_value(sizes.array(map(sizes.size, numbers)))
 
 
@@ -336,9 +297,7 @@ def _(call: Call) -> Value:
     indices, data = call.inputs[:count], call.inputs[count:]
     elements: dict[int, Size | None] = {}
     for positions, value in zip(indices, data, strict=True):
-        if value.numbers is None:
-            raise NoRuleError("the elements are unknown")
-        elements.update(zip(positions.integers, value.numbers.flat, strict=True))
+        elements.update(zip(positions.integers, value.flat_numbers, strict=True))
     return numeric_value(sizes.array([elements[position] for position in range(len(elements))]))
 
 
@@ -363,8 +322,7 @@ def _broadcast_pairs(call: Call) -> list[tuple[Size, Size]]:
     shapes = [value.known_numbers for value in call.inputs]
     rank = max(map(len, shapes))
     pairs = list(zip(*([ONE] * (rank - len(shape)) + shape for shape in shapes), strict=True))
-    if any(left != right and ONE not in (left, right) for left, right in pairs):
-        raise NoRuleError("dims cannot be compared")
+    require(all(left == right or ONE in (left, right) for left, right in pairs), "dims cannot be compared")
     return pairs
 
 
@@ -439,10 +397,9 @@ def _unstack(value: Value) -> Value:
     """Returns the value of the parts of a tensor along its first axis."""
     label = value.label
     dims = value.dims[1:] if value.dims is not None else None
-    if isinstance(label, AllRows) or isinstance(label, Rows) and not label.axis:
-        raise NoRuleError("the length of a list depends on rows")
-    label = dataclasses.replace(label, axis=label.axis - 1) if isinstance(label, Rows) else without_base(label)
-    return Value(label, dims)
+    depends_on_rows = isinstance(label, AllRows) or isinstance(label, Rows) and not label.axis
+    require(not depends_on_rows, "the length of a list depends on rows")
+    return rearrange(value, dims, lambda axis: axis - 1)
 
 
 @rule("TensorListFromTensor")
@@ -462,11 +419,8 @@ def _(call: Call) -> Value:
     element = _element(call.inputs[0])
     if call.kind == "TensorListGather" and not call.inputs[1].is_replicated:
         return _UNKNOWN
-    label = element.label
     if element == UNWRITTEN:
         return UNWRITTEN
     length = call.inputs[0].dims[0] if call.inputs[0].dims is not None and call.kind == "TensorListStack" else None
     dims = None if element.dims is None else (length or symbol(call.operation.name), *element.dims)
-    if isinstance(label, Rows):
-        return Value(dataclasses.replace(label, axis=label.axis + 1), dims)
-    return Value(label, dims)
+    return rearrange(element, dims, lambda axis: axis + 1)

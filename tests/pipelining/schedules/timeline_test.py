@@ -1,23 +1,15 @@
-"""Predicted timelines: the ideals of emulated stages, and the parts of backward passes."""
+"""Timelines: predicted ones start each action when what it needs is there; pictures have a box for each action."""
+
+import io
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.image import imread
 
 from tests.pipelining.schedules.arbitrary_schedules import any_schedules, durations
 from tfdist.pipelining.schedule_catalog import make_schedule
-from tfdist.pipelining.schedule_simulation import simulate
-
-
-@pytest.mark.parametrize(
-    ("spec", "seconds"), [("gpipe", 3.30), ("1f1b", 3.30), ("interleaved(chunks=2)", 2.85), ("zb_h1", 2.70)]
-)
-def test_the_ideals_of_four_stages_of_100_and_200_ms(spec, seconds):
-    schedule = make_schedule(spec, processes=4, micro_batches=8)
-    chunks = schedule.stages // 4
-    timeline = simulate(schedule, forward=0.1 / chunks, backward=0.2 / chunks)
-    assert timeline.makespan == pytest.approx(seconds)
-    assert timeline.busy_seconds == pytest.approx([8 * 0.3] * 4)
+from tfdist.pipelining.timeline import draw, png, simulate
 
 
 @given(any_schedules(), st.data())
@@ -59,3 +51,40 @@ def test_durations_of_the_parts_of_a_backward_pass():
     assert seconds(weight=2) == [1, 4, 2]
     assert seconds(weight=2, input_gradient=5) == [1, 5, 2]
     assert seconds(weight=[8]) == [1, 0, 8]
+
+
+def timeline(spec="1f1b", processes=4, **durations):
+    return simulate(make_schedule(spec, processes, 8), **{"forward": 0.1, "backward": 0.2, **durations})
+
+
+def test_each_action_is_a_box_with_its_micro_batch():
+    figure = draw({"1f1b, predicted": timeline()})
+    (axes,) = figure.axes
+    assert axes.get_title(loc="left") == "1f1b, predicted: 3.3 s, bubble 27.3%"
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"process {i}" for i in range(4)]
+    boxes = [box for box in axes.patches if box.get_width() < 1]
+    assert len(boxes) == len(axes.texts) == 4 * 16
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["forward", "backward", "idle"]
+
+
+def test_predicted_and_measured_share_the_axis_of_time():
+    figure = draw({"predicted": timeline(), "measured": timeline(forward=0.2)})
+    assert [axes.get_xlim() for axes in figure.axes] == [pytest.approx((0, 0.4 * 11))] * 2
+
+
+def test_chunks_and_parts_have_colors_of_their_own():
+    figure = draw({"a": timeline("interleaved(chunks=2)"), "b": timeline("zb_h1")})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "forward",
+        "backward",
+        "gradient of the input",
+        "gradient of the weights",
+        "lighter: later chunks",
+        "idle",
+    ]
+    colors = [{box.get_facecolor() for box in axes.patches} for axes in figure.axes]
+    assert [len(found) for found in colors] == [5, 4], "two kinds of two chunks, and three kinds, besides idle time"
+
+
+def test_the_picture_is_a_png_file():
+    assert imread(io.BytesIO(png({"1f1b": timeline(forward=0.001, backward=0.002)}))).shape[1] == 1440
