@@ -75,18 +75,6 @@ def test_every_row_goes_where_it_is_sent(strategy, run, case):
         assert_same(received, expected(table, arrays, rank))
 
 
-def test_equal_splits_are_none(strategy, run):
-    n = strategy.replicas
-    arrays = arrays_of(np.full([n, n], 2))
-
-    def exchange(collectives):
-        tensors, splits = mine(collectives, np.full([n, n], 2, "int32"), arrays)
-        return collectives.all_to_all(tensors, name="a", splits=splits), collectives.all_to_all(tensors, name="b")
-
-    for split, equal in run(strategy, exchange):
-        assert_same(split, equal)
-
-
 @pytest.mark.parametrize("unknown", [None, 6])
 def test_only_the_first_dim_is_not_known_when_tracing(mirrored2, unknown):
     shapes = []
@@ -124,21 +112,6 @@ def test_splits_of_another_shape_or_dtype(splits):
     traced = tf.function(lambda x: OneReplica().all_to_all([x], name="exchange", splits=splits), autograph=False)
     with pytest.raises(InputError, match="one for each of 1 replicas. Received: int(32|64) of shape"):
         traced(tf.zeros([4]))
-
-
-def test_it_is_composed_of_one_gather():
-    """Another message would cost another round trip."""
-
-    class Counted(OneReplica):
-        gathers = 0
-
-        def all_gather(self, tensors, *, name):
-            self.gathers += 1
-            return super().all_gather(tensors, name=name)
-
-    counted = Counted()
-    counted.all_to_all([tf.zeros([4]), tf.zeros([4, 2])], name="exchange", splits=tf.constant([4]))
-    assert counted.gathers == 1
 
 
 def test_recording_passes_splits_on(mirrored2):

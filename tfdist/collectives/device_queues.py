@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.collectives.interface import COMBINE, Collectives, Op, Wire
 from tfdist.collectives.replica_context import prevent_gradient
 
 _unique = itertools.count()
@@ -77,8 +77,7 @@ class DeviceGroup(Collectives):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class. Cost: n (N - 1) sent, within the process."""
-        combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
-        return self._combine(tensors, f"all_reduce/{name}", lambda parts: combine(tf.stack(parts), axis=0))
+        return self._combine(tensors, f"all_reduce/{name}", lambda parts: COMBINE[op](tf.stack(parts), axis=0))
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         return self._combine(tensors, f"all_gather/{name}", lambda parts: tf.concat(parts, axis=0), rows_differ=True)
@@ -130,11 +129,7 @@ class DeviceGroup(Collectives):
     def _synchronize(self) -> None:
         """Lets the other replicas of this process run up to the same point; needed only eagerly."""
         if tf.executing_eagerly():
-            tf.distribute.get_replica_context().merge_call(_do_nothing)
-
-
-def _do_nothing(strategy: tf.distribute.Strategy) -> None:
-    """Does nothing; `merge_call` requires a function."""
+            tf.distribute.get_replica_context().merge_call(lambda strategy: None)
 
 
 def _copy(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

@@ -5,7 +5,7 @@ In the costs below, n is the number of bytes that a replica passes in, and N the
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.errors import InputError
 
 Op = Literal["sum", "mean", "max"]
+COMBINE: dict[Op, Callable[..., tf.Tensor]] = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,17 +283,24 @@ class Collectives(abc.ABC):
             return tf.identity(splits)
 
 
+def call_by_dtype(
+    call: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]], tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Calls a function with the tensors of each dtype; returns the results in the order of all tensors."""
+    results: dict[int, tf.Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        results |= zip(indices, call([tensors[i] for i in indices]), strict=True)
+    return [results[i] for i in range(len(tensors))]
+
+
 def tensor_bytes(tensor: tf.TensorSpec | tf.Tensor | tf.IndexedSlices) -> int:
     """Returns the size in bytes of a tensor or spec with a static shape."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
-_CARRIERS = {
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
+# Dtypes to which others are cast without loss, on every engine.
+CARRIERS = dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32) | {
     tf.uint32: tf.int64,
     tf.bfloat16: tf.float32,
 }
@@ -302,7 +310,7 @@ def to_transferable(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
     """Casts a tensor to a dtype that the engine can gather and broadcast; casting back is exact."""
     if tensor.dtype in collectives.wire.gathers:
         return tensor
-    return tf.cast(tensor, _CARRIERS.get(tensor.dtype, tensor.dtype))
+    return tf.cast(tensor, CARRIERS.get(tensor.dtype, tensor.dtype))
 
 
 def broadcast_from_first(tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:

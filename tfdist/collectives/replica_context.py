@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.collectives.interface import Collectives, Op, Wire, call_by_dtype
 
 
 def prevent_gradient(tensors: Sequence[tf.Tensor], operation: str) -> list[tf.Tensor]:
@@ -80,15 +80,12 @@ class ReplicaContextCollectives(Collectives):
         if op == "max":
             stacks = self.stack(tensors, name=name)
             return [tf.reduce_max(stack, axis=0) for stack in stacks]
-        by_dtype: dict[tf.DType, list[int]] = {}  # one vector per call between processes
-        for number, tensor in enumerate(tensors):
-            by_dtype.setdefault(tensor.dtype, []).append(number)
-        totals: dict[int, tf.Tensor] = {}
-        for numbers in by_dtype.values():
-            inputs = [tensors[number] for number in numbers]
+
+        def reduce(inputs: list[tf.Tensor]) -> list[tf.Tensor]:  # one vector per call between processes
             results = _context().all_reduce(op.upper(), _detach(inputs), self._options)
-            totals |= zip(numbers, prevent_gradient(_link_inputs(results, inputs), "all_reduce"), strict=True)
-        return [totals[number] for number in range(len(tensors))]
+            return prevent_gradient(_link_inputs(results, inputs), "all_reduce")
+
+        return call_by_dtype(reduce, tensors)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         results = _context().all_gather(_detach(tensors), 0, self._options)
