@@ -3,7 +3,6 @@
 import pathlib
 import re
 import signal
-import time
 
 import psutil
 import pytest
@@ -17,11 +16,6 @@ from tests.horovod.jobs import launched
 pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.separable]
 
 START_SECONDS = 300.0
-LATE = """
-import os, sys, time
-time.sleep(20 * int(os.environ["HOROVOD_RANK"]))
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
 
 
 def train(*flags: str) -> list[str]:
@@ -101,19 +95,3 @@ def test_a_rank_that_is_killed_is_restarted_from_a_checkpoint() -> None:
         [why] = [line for line in job.output(0).splitlines() if "restart 1 of 1" in line]
         assert "tfdist launch: rank 1 ended with code 137 (killed by SIGKILL). Its log: " in why, why
         preempted(job)
-
-
-def test_a_rank_that_is_late_is_waited_for() -> None:
-    began = time.monotonic()
-    command = launched(["-c", LATE, *train("--steps=20")])
-    with processes.job(command, 1) as job:
-        [end] = job.wait(START_SECONDS)
-    assert end.code == 0 and time.monotonic() - began > 20, end.output
-
-
-def test_a_rank_that_is_too_late_is_named() -> None:
-    command = launched(["-c", LATE, *train("--start_timeout_seconds=8")])
-    with processes.job(command, 1) as job:
-        [end] = job.wait(START_SECONDS)
-    assert end.code == 5, end.output
-    assert "[0] tfdist train: rank 1 did not reach 'start' within 8 s (never connected: rank 1)." in end.output

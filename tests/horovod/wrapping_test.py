@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import tfdist.horovod as hvd
 from tfdist.errors import InputError
-from tfdist.horovod.data_movement import adasum
 from tfdist.horovod.errors import NotSupportedError
+from tfdist.horovod.operations import adasum
 from tfdist.horovod.wrapped_optimizer import Accumulation
 
 

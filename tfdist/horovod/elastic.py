@@ -8,6 +8,7 @@ restarted from the last saved state.
 import functools
 import logging
 import os
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,23 +63,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             raise HorovodInternalError(str(error)) from error
 
     if horovod_elastic and os.environ.get("HOROVOD_ELASTIC") != "1":
-        horovod_elastic.notification_manager = _NoNotifications()
+        # The launcher sends no notifications. The service for them listens on every network interface, unpickles received
+        # data, and stores its key where anyone can read it.
+        horovod_elastic.notification_manager = types.SimpleNamespace(
+            **dict.fromkeys(("init", "register_listener", "remove_listener"), lambda *listener: None)
+        )
     return run_fn(wrapper, _reset)
-
-
-class _NoNotifications:
-    """Replaces Horovod's notification service in jobs whose launcher sends no notifications.
-
-    The service listens on every network interface, unpickles received data, and stores its key where anyone can read it.
-    """
-
-    def init(self) -> None:
-        pass
-
-    def register_listener(self, listener: Any) -> None:
-        pass
-
-    remove_listener = register_listener
 
 
 def _reset() -> None:
@@ -184,13 +174,18 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class _StateCallback(keras.callbacks.Callback):
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+
+
+class CommitStateCallback(_StateCallback):
     """Commits a state every `batches_per_commit` batches, and at the end of an epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1):
-        super().__init__()
-        self.state, self.batches_per_commit = state, batches_per_commit
-        self._batches_left = batches_per_commit
+        super().__init__(state)
+        self.batches_per_commit = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restarts the count of batches, on all ranks at the same time."""
@@ -206,12 +201,8 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(_StateCallback):
     """Sets `state.batch` to the number of the batch, and to 0 after an epoch."""
-
-    def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch = batch
@@ -220,13 +211,8 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(_StateCallback):
     """Sets `state.epoch` to the number of completed epochs, over all resets."""
-
-    def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
-        self._first_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Records the first epoch, because Keras counts from 0 after each reset."""

@@ -16,10 +16,10 @@ from tfdist.gradients.reducer import rows_send_less, sum_rows
 from tfdist.horovod.compression import is_lossless, reducer_of
 from tfdist.horovod.engine import Engine, scale_tensor
 from tfdist.horovod.object_exchange import broadcast_object
+from tfdist.horovod.operations import allreduce
 from tfdist.horovod.ops import Average, ReduceOp, Sum
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
-from tfdist.horovod.reductions import allreduce
 
 Gradient = Any  # a tensor, tf.IndexedSlices or None
 _Key = tuple[str, tuple[int, ...]]  # name and shape of a state
@@ -41,12 +41,9 @@ class Options:
     device_dense: str  # device on which dense gradients are reduced
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an invalid factor."""
-        factor = self.gradient_predivide_factor
-        if factor != 1.0 and self.op != Average:
+        """Raises `InputError` for a factor of another operation."""
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise InputError(f"gradient_predivide_factor is for op=Average. Received: op={self.op.name}. Leave it out.")
-        if not factor > 0:
-            raise InputError(f"gradient_predivide_factor must be above 0. Received: {factor}. Leave it out.")
 
 
 class GradientSums:

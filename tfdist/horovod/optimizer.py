@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfdist.errors import InputError, is_integer
 from tfdist.horovod.compression import Compression, validate_compression
-from tfdist.horovod.data_movement import with_alternative_signature
 from tfdist.horovod.gradient_sums import GradientSums, Options
+from tfdist.horovod.operations import with_alternative_signature
 from tfdist.horovod.ops import Average, Sum, to_reduce_op
 from tfdist.horovod.process import engine, horovod_is_installed, is_initialized, on_init
 from tfdist.horovod.process_sets import global_process_set
