@@ -45,17 +45,10 @@ class Horovod(Strategy):
     ):
         """Starts Horovod.
 
-        Args:
-          cluster: this process in the job.
-          join: joins the job's group.
-          communication: library of the collectives; see `start_horovod`. With MPI, a collective waits forever for a lost rank,
-            so choose "auto" only if something else ends the process.
-          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
-          groups: sets of ranks that communicate, including pairs that exchange messages; the same on every process. They
-            become Horovod's process sets, which cannot be added later.
-          all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
-          topology: numbers of replicas by host, as in `--topology`.
-          shard: state that is divided among the replicas, `none` or `optimizer`, as in `--shard`.
+        `groups` are sets of ranks that communicate, including pairs that exchange messages; the same on every process. They
+        become Horovod's process sets, which cannot be added later. Those of `all_reduce` are added. Other options are those of
+        the flags, but with an empty `communication`, the environment chooses, or Gloo is used: with MPI, a collective waits
+        forever for a lost rank, so choose "auto" only if something else ends the process.
         """
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)

@@ -36,17 +36,9 @@ class MultiWorker(TensorFlowStrategy):
     ):
         """Starts this process's TensorFlow server and waits for those of the other processes.
 
-        Args:
-          cluster: this process in the job.
-          join: joins the job's group.
-          communication: the engine's implementation, "auto", "ring" or "nccl".
-          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
-          start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
-          groups: sets of ranks that communicate, including pairs that exchange messages; the same on every process. Each
-            process must have one replica.
-          all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
-          topology: numbers of replicas by host, as in `--topology`.
-          shard: state that is divided among the replicas, `none` or `optimizer`, as in `--shard`.
+        `groups` are sets of ranks that communicate, including pairs that exchange messages; the same on every process, each of
+        which must have one replica. Those of `all_reduce` are added. Other options are those of the flags. Once all processes
+        have joined, it waits `start_timeout_seconds` for their servers.
         """
         share_cores(cluster, intra_op_threads)
         group = join(cluster)
@@ -77,7 +69,6 @@ class MultiWorker(TensorFlowStrategy):
 
     @functools.cached_property
     def process_collectives(self) -> Collectives:
-        """See base class."""
         if self._make_process_group is None:
             return self.collectives
         return self._make_process_group(tuple(range(self.cluster.size)), self.cluster.rank)
@@ -89,7 +80,6 @@ class MultiWorker(TensorFlowStrategy):
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
-        """See base class."""
         with super()._placement(), tf.variable_creator_scope(self._variable_creation.agree):
             yield
 

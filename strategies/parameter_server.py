@@ -56,16 +56,7 @@ class ParameterServer(Strategy):
     ):
         """Connects workers and servers. On a server, serves until the job ends, and then exits the process.
 
-        Args:
-          cluster: this process in the job, including the servers.
-          join: joins the job's group.
-          servers: number of servers, the last processes of the job; 0 if process 0 is also the server; -1 for the number in
-            TF_CONFIG, or 1.
-          staleness: when gradients are applied, as in `--staleness`.
-          sparse_updates: how embeddings that are split by rows are updated: "exact" or "lazy", as in `--sparse_updates`.
-          shard_variables: which server has which variable, as in `--shard_variables`.
-          min_table_bytes: minimum size of an embedding that is split by rows.
-          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
+        Options are those of the flags. Servers are the last processes of `cluster`; with 0, process 0 is also the server.
         """
         workers = count_workers(servers, cluster.size, cluster.servers)
         servers = cluster.size - workers

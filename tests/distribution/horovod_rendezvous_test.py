@@ -132,32 +132,48 @@ BY_MPIRUN = Cluster(1, 2, 1, 2, source="MPI")
 PLACED = {"HOROVOD_RANK": "1", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
+FASTER, SAID, GIVEN = "because it is faster", "as --communication says", "as TFDIST_COMMUNICATION says"
+BY_PROGRAM, BY_RUN = "because the program does not choose", "because horovodrun started the processes"
+GLOO, MPI_STEPS = ["group", "rendezvous", "Horovod"], ["group", "MPI", "Horovod"]
+GROUP_LAST = ["Horovod", "group"]
+
+
 @pytest.mark.parametrize(
-    ("cluster", "variables", "communication", "steps"),
+    ("cluster", "variables", "communication", "steps", "reason"),
     [
-        (BY_TF_CONFIG, {}, "auto", ["group", "rendezvous", "Horovod"]),
-        (BY_TF_CONFIG, {}, "gloo", ["group", "rendezvous", "Horovod"]),
-        (BY_TF_CONFIG, {}, "mpi", ["group", "MPI", "Horovod"]),
-        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "auto", ["group", "MPI", "Horovod"]),
-        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "gloo", ["group", "rendezvous", "Horovod"]),
-        (BY_LAUNCH, PLACED, "auto", ["group", "Horovod"]),
-        (BY_LAUNCH, PLACED, "mpi", ["group", "MPI", "Horovod"]),
-        (BY_HOROVODRUN, PLACED, "auto", ["Horovod", "group"]),
-        (BY_HOROVODRUN, PLACED, "gloo", ["Horovod", "group"]),
-        (BY_MPIRUN, {}, "auto", ["Horovod", "group"]),
-        (BY_MPIRUN, {}, "mpi", ["Horovod", "group"]),
+        (BY_TF_CONFIG, {}, "auto", MPI_STEPS, FASTER),
+        (BY_TF_CONFIG, {}, "gloo", GLOO, SAID),
+        (BY_TF_CONFIG, {}, "mpi", MPI_STEPS, SAID),
+        (BY_TF_CONFIG, {}, "", GLOO, BY_PROGRAM),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "auto", MPI_STEPS, GIVEN),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "gloo", GLOO, SAID),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "gloo"}, "auto", GLOO, GIVEN),
+        (BY_TF_CONFIG, {"HOROVOD_CONTROLLER": "gloo"}, "auto", GLOO, "as HOROVOD_CONTROLLER says"),
+        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "MPI"}, "auto", MPI_STEPS, "as HOROVOD_CPU_OPERATIONS says"),
+        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "mpi"}, "", GLOO, BY_PROGRAM),
+        (BY_LAUNCH, PLACED, "gloo", ["group", "Horovod"], SAID),
+        (BY_LAUNCH, PLACED, "mpi", MPI_STEPS, SAID),
+        (BY_LAUNCH, {**PLACED, "TFDIST_GROUP": "127.0.0.1:1"}, "auto", MPI_STEPS, FASTER),
+        (BY_HOROVODRUN, PLACED, "auto", GROUP_LAST, BY_RUN),
+        (BY_HOROVODRUN, PLACED, "gloo", GROUP_LAST, SAID),
+        (BY_MPIRUN, {"HOROVOD_CONTROLLER": "gloo"}, "auto", GROUP_LAST, "because mpirun started the processes"),
+        (BY_MPIRUN, {}, "mpi", GROUP_LAST, "because mpirun started the processes"),
     ],
 )
-def test_who_exchanges_the_addresses_depends_on_the_library_and_the_launcher(
-    monkeypatch, cluster, variables, communication, steps
+def test_the_library_is_the_users_choice_or_that_of_the_launcher_or_the_faster_one(
+    monkeypatch, cluster, variables, communication, steps, reason
 ):
+    """And it decides, with the launcher, who exchanges the addresses."""
     started = Started(monkeypatch, variables)
+    started.automatic = Choice("mpi", FASTER)
+    monkeypatch.setattr(horovod_rendezvous.hvd, "mpi_enabled", lambda: True)
+    monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: "MPICH 4.3.2")
     horovod_rendezvous.start_horovod(cluster, started.join, communication=communication, process_sets="dynamic")
-    assert started.steps == steps
-    assert started.options == {"process_sets": "dynamic"}
+    assert (started.steps, started.options) == (steps, {"process_sets": "dynamic"})
     if "MPI" in steps:
         assert started.libraries == ("mpi", "mpi")
     assert os.environ.get("HOROVOD_CONTROLLER") == variables.get("HOROVOD_CONTROLLER")  # otherwise the user's choice
+    assert horovod_rendezvous.describe_communication() == f"Horovod uses MPICH 4.3.2, {reason}."
 
 
 def test_the_coordinator_is_sent_where_eager_execution_is_disabled(monkeypatch):
@@ -213,33 +229,6 @@ def test_what_needs_mpirun_or_a_first_start_is_refused(monkeypatch, variables, s
     with pytest.raises(InputError, match=message):
         start()
     assert started.steps == []
-
-
-@pytest.mark.parametrize(
-    ("cluster", "variables", "communication", "used", "reason"),
-    [
-        (BY_TF_CONFIG, {}, "auto", "MPI", "because it is faster"),
-        (BY_LAUNCH, {**PLACED, "TFDIST_GROUP": "127.0.0.1:1"}, "auto", "MPI", "because it is faster"),
-        (BY_TF_CONFIG, {}, "gloo", "rendezvous", "as --communication says"),
-        (BY_TF_CONFIG, {}, "", "rendezvous", "because the program does not choose"),
-        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "gloo"}, "auto", "rendezvous", "as TFDIST_COMMUNICATION says"),
-        (BY_TF_CONFIG, {"HOROVOD_CONTROLLER": "gloo"}, "auto", "rendezvous", "as HOROVOD_CONTROLLER says"),
-        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "MPI"}, "auto", "MPI", "as HOROVOD_CPU_OPERATIONS says"),
-        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "mpi"}, "", "rendezvous", "because the program does not choose"),
-        (BY_HOROVODRUN, PLACED, "auto", "Horovod", "because horovodrun started the processes"),
-        (BY_MPIRUN, {"HOROVOD_CONTROLLER": "gloo"}, "auto", "Horovod", "because mpirun started the processes"),
-    ],
-)
-def test_auto_is_the_users_choice_or_else_that_of_the_launcher_or_the_faster_one(
-    monkeypatch, cluster, variables, communication, used, reason
-):
-    started = Started(monkeypatch, variables)
-    started.automatic = Choice("mpi", "because it is faster")
-    monkeypatch.setattr(horovod_rendezvous.hvd, "mpi_enabled", lambda: True)
-    monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: "MPICH 4.3.2")
-    horovod_rendezvous.start_horovod(cluster, started.join, communication=communication)
-    assert next(step for step in started.steps if step != "group") == used
-    assert horovod_rendezvous.describe_communication() == f"Horovod uses MPICH 4.3.2, {reason}."
 
 
 def test_a_second_start_takes_the_library_that_the_first_one_chose(monkeypatch):

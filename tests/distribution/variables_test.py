@@ -98,8 +98,3 @@ def test_there_is_a_copy_for_each_device(name, copies, request):
     assert len({owner for owner, _, _ in found}) == len(found) == copies
     with strategy.blocks.full_variables([dense.kernel]):
         assert np.asarray(dense.kernel.value).shape == (8, 4)
-
-
-@pytest.mark.parametrize(("name", "spans"), [("single", False), ("mirrored2", False), ("mesh2x2", True)])
-def test_only_a_mesh_spreads_a_variable_over_processes(name, spans, request):
-    assert request.getfixturevalue(name).blocks.spans_processes == spans

@@ -19,6 +19,7 @@ from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, using
 from tfdist.collectives.all_reduce_algorithms import TunedCollectives
+from tfdist.collectives.differentiable import context_value
 from tfdist.config.strategy_registry import Declaration
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
@@ -251,7 +252,7 @@ class VariableBlocks(Capability):
 
         If not `copied`, the values may share the variable's memory.
         """
-        read = _copy_to_host if copied else _view_on_host
+        read = _copy_to_host if copied else lambda value: np.asarray(tf.convert_to_tensor(value))
         values = [read(value) for value in self._strategy.local(variable)]
         if per_replica:
             return [
@@ -319,11 +320,6 @@ class VariableBlocks(Capability):
     def full_variables(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
         """Context in which the chief can read full variables for saving; every process must enter it."""
         return contextlib.nullcontext()
-
-
-def _view_on_host(value: Any) -> np.ndarray:
-    """Returns a value on the host, which may share the memory of the variable."""
-    return np.asarray(tf.convert_to_tensor(value))
 
 
 def _copy_to_host(value: Any) -> np.ndarray:
@@ -493,7 +489,7 @@ class Strategy:
 
     def in_use(self) -> contextlib.AbstractContextManager:
         """Context in which this is `tfdist.current_strategy()`, and TensorFlow places variables."""
-        return _in_use(self)
+        return context_value(_current, self)
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """Returns the engine's scope; by default, TensorFlow places variables."""
@@ -623,7 +619,7 @@ class Strategy:
 
         @tf.autograph.experimental.do_not_convert
         def call(*args: Any) -> Any:
-            with replica_context(), using(self.collectives), _in_use(self), keras_internals.one_device_losses():
+            with replica_context(), using(self.collectives), self.in_use(), keras_internals.one_device_losses():
                 return function(*with_none(args))
 
         return call
@@ -644,14 +640,9 @@ def _variable(state: State) -> tf.Variable:
 _in_replica: contextvars.ContextVar[bool] = contextvars.ContextVar("in a replica function", default=False)
 
 
-@contextlib.contextmanager
-def replica_context() -> Iterator[None]:
+def replica_context() -> contextlib.AbstractContextManager[None]:
     """Context in which `in_replica_function` returns True."""
-    token = _in_replica.set(True)
-    try:
-        yield
-    finally:
-        _in_replica.reset(token)
+    return context_value(_in_replica, True)
 
 
 def in_replica_function() -> bool:
@@ -660,15 +651,6 @@ def in_replica_function() -> bool:
 
 
 _current: contextvars.ContextVar[Strategy | None] = contextvars.ContextVar("strategy", default=None)
-
-
-@contextlib.contextmanager
-def _in_use(strategy: Strategy) -> Iterator[None]:
-    token = _current.set(strategy)
-    try:
-        yield
-    finally:
-        _current.reset(token)
 
 
 def strategy_in_use() -> Strategy | None:

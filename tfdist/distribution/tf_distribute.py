@@ -35,16 +35,7 @@ class TensorFlowStrategy(Strategy):
         options: tf.distribute.experimental.CommunicationOptions | None = None,
         make_group: MakeGroup | None = None,
     ):
-        """Wraps an engine.
-
-        Args:
-          name: as in `--strategy`.
-          engine: tf.distribute strategy.
-          cluster: this process in the job.
-          group: group of the job's processes.
-          options: communication options for the engine's collectives.
-          make_group: creates the collectives of some replicas; None if the engine has none, or for a single process.
-        """
+        """Wraps an engine, whose collectives have `options`; `make_group` is for several processes."""
         keras_internals.enable_float_conversion()
         self.name = name
         self.engine = engine
@@ -215,10 +206,6 @@ class VariableCreation:
 
     def agree(self, next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         """Creates a variable after all ranks have agreed on it; for `tf.variable_creator_scope`.
-
-        Args:
-          next_creator: creates the variable.
-          **arguments: arguments of `next_creator`.
 
         Raises:
           InputError: another rank creates a different variable.
