@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import keras
-import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores, use_one_gpu
 from tfdist.cluster.environment import Cluster
@@ -19,7 +18,7 @@ except ImportError as error:
     ) from error
 
 from tfdist.collectives.horovod import HorovodCollectives
-from tfdist.collectives.interface import broadcast_from_first
+from tfdist.collectives.interface import assign_from_first
 from tfdist.collectives.process_groups import distinct_groups
 from tfdist.distribution.all_reduce_plan import AllReducePlan, plan_all_reduce
 from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
@@ -75,9 +74,7 @@ class Horovod(Strategy):
         self.optimizer_shards = optimizer_shards(shard, self)
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
-        values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        assign_from_first(variables, self.collectives)
 
     def close(self) -> None:
         hvd.shutdown()

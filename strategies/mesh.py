@@ -207,10 +207,11 @@ class MeshOfDevices(Strategy):
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
         """See base class. The variables are replicated on every device."""
-        values = [tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape) for state in states]
         return [
-            self.devices.variable(value, Layout.replicated(len(value.shape)), state.name, trainable=False)
-            for value, state in zip(values, states, strict=True)
+            self.devices.variable(
+                state.initial_value(), Layout.replicated(len(state.shape)), state.name, trainable=False
+            )
+            for state in states
         ]
 
 

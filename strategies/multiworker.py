@@ -14,7 +14,7 @@ from tfdist.collectives.process_groups import ProcessGroups, distinct_groups
 from tfdist.coordination import Group
 from tfdist.distribution.all_reduce_plan import plan_all_reduce
 from tfdist.distribution.sharded_optimizer import optimizer_shards
-from tfdist.distribution.tf_distribute import TensorFlowStrategy, VariableCreation
+from tfdist.distribution.tf_distribute import TensorFlowStrategy, agreed_creation
 from tfdist.distribution.tf_server import server_start, with_addresses
 
 
@@ -65,7 +65,7 @@ class MultiWorker(TensorFlowStrategy):
         self._make_process_group = make_group
         self.tuned_collectives = plan.tune(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
-        self._variable_creation = VariableCreation(group)
+        self._variable_creation = agreed_creation(group)
 
     @functools.cached_property
     def process_collectives(self) -> Collectives:
@@ -80,7 +80,7 @@ class MultiWorker(TensorFlowStrategy):
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
-        with super()._placement(), tf.variable_creator_scope(self._variable_creation.agree):
+        with super()._placement(), tf.variable_creator_scope(self._variable_creation):
             yield
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
-from tfdist.collectives.interface import broadcast_from_first
+from tfdist.collectives.interface import assign_from_first
 from tfdist.config.staleness import REPLAY, ParameterServerOptions, Staleness, count_workers, parse_staleness
 from tfdist.coordination import Group, LostMember
 from tfdist.coordination.job_token import join_address
@@ -116,10 +116,7 @@ class ParameterServer(Strategy):
 
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
         """See base class. Skips tables, which only exist on the servers."""
-        variables = [variable for variable in variables if not self.remote.is_remote(variable)]
-        values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        assign_from_first([v for v in variables if not self.remote.is_remote(v)], self.collectives)
 
     @property
     def blocks(self) -> VariableBlocks:

@@ -60,6 +60,7 @@ MORE = {
     TWO: (Case("normalized(micro_batches=4)", "adamw"),),
     THREE: (Case("tied", "adamw", "1f1b", 4, "recompute"),),
     TWO_BY_TWO: (Case("normalized(replicas=2)", micro_batches=1),),
+    ("tensorflow", "stage:4"): (Case("skip", "adamw", "zb_h1", 8), Case("tied", "adamw", INTERLEAVED, 8)),
 }
 LAYOUT = "heads:model;in:model"  # of meshes with an axis model
 FAULTY = (Case("skip", fault="labels"), Case("tied", micro_batches=1, fault="tied"))

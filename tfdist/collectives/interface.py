@@ -6,7 +6,7 @@ In the costs below, n is the number of bytes that a replica passes in, and N the
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -313,7 +313,9 @@ def to_transferable(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
     return tf.cast(tensor, CARRIERS.get(tensor.dtype, tensor.dtype))
 
 
-def broadcast_from_first(tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
-    """Returns the first replica's tensors on every replica."""
+def assign_from_first(variables: Sequence[Any], collectives: Collectives) -> None:
+    """Assigns the first replica's values to variables, on every replica."""
+    tensors = [tf.convert_to_tensor(variable) for variable in variables]
     values = collectives.broadcast([to_transferable(tensor, collectives) for tensor in tensors], name="from_first")
-    return [tf.cast(value, tensor.dtype) for value, tensor in zip(values, tensors, strict=True)]
+    for variable, value, tensor in zip(variables, values, tensors, strict=True):
+        variable.assign(tf.cast(value, tensor.dtype))

@@ -63,14 +63,7 @@ class ProcessGroups:
         local_replicas: int,
         options: tf.distribute.experimental.CommunicationOptions,
     ):
-        """Assigns a key to each group.
-
-        Args:
-          groups: groups of 2 to `size` - 1 ranks; the same on every process.
-          size: number of processes.
-          local_replicas: number of replicas of this process.
-          options: communication options, as for tf.distribute.
-        """
+        """Assigns a key to each group of 2 to `size` - 1 ranks, the same on every process, and to that of all ranks."""
         self._local_replicas = local_replicas
         self._keys: dict[Ranks, int] = {}
         for ranks in (*groups, tuple(range(size))):

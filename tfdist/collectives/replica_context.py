@@ -65,16 +65,15 @@ class ReplicaContextCollectives(Collectives):
         return self._make_group(self.check_ranks(ranks), self.static_rank)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        if self._make_group is None:
-            return super().send(tensors, to, tag=tag)
-        self.check_message(tensors, to, tag)
-        return self._make_group(tuple(range(self.size)), self.static_rank).send(tensors, to, tag=tag)
+        return self._group_of_all().send(tensors, to, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
+        return self._group_of_all().receive(specs, source, tag=tag)
+
+    def _group_of_all(self) -> Collectives:
         if self._make_group is None:
-            return super().receive(specs, source, tag=tag)
-        self.check_message(specs, source, tag)
-        return self._make_group(tuple(range(self.size)), self.static_rank).receive(specs, source, tag=tag)
+            raise self._unsupported_error("a message")
+        return self._make_group(tuple(range(self.size)), self.static_rank)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         if op == "max":

@@ -128,7 +128,7 @@ class ShardedOptimizer(OptimizerShards):
         vectors = [tf.reshape(values[i], [-1]) for i in members[self._rank]]
         vector = tf.concat([*vectors, tf.zeros([padding], dtype)], 0)
         [stack] = collectives.stack([to_transferable(vector, collectives)], name=name)
-        remote_values = {}
+        remote_values: dict[int, tf.Tensor] = {}
         for owner, numbers in enumerate(members):
             if numbers and owner != self._rank:
                 parts = tf.split(stack[owner, : sum(sizes[owner])], sizes[owner])

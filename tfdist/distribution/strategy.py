@@ -346,6 +346,10 @@ class State:
     per_replica: bool
     initial: Any = 0
 
+    def initial_value(self) -> tf.Tensor:
+        """Returns the initial value as a tensor."""
+        return tf.broadcast_to(tf.cast(self.initial, self.dtype), self.shape)
+
 
 class Strategy:
     """Runs replica functions on the replicas of a job; this process hosts the replicas `local_replicas`.
@@ -633,8 +637,7 @@ def _variable(state: State) -> tf.Variable:
     # The default would be a mirrored variable, whose copies would diverge silently.
     if state.per_replica:
         options = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.NONE}
-    initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
-    return tf.Variable(initial, trainable=False, name=state.name, **options)
+    return tf.Variable(state.initial_value(), trainable=False, name=state.name, **options)
 
 
 _in_replica: contextvars.ContextVar[bool] = contextvars.ContextVar("in a replica function", default=False)

@@ -16,7 +16,7 @@ from tfdist.horovod.object_exchange import broadcast_variables
 from tfdist.horovod.operations import allreduce
 from tfdist.horovod.ops import Average, Min
 from tfdist.horovod.process import rank, size
-from tfdist.step import randomness
+from tfdist.horovod.wrapped_optimizer import shared_variables
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +61,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        optimizer = self.model.optimizer
-        if not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
-        seeds = {id(state) for state in randomness.seed_states(self.model)}
-        variables = [v for v in self.model.variables if id(v) not in seeds and key_of(v) not in self._local_keys]
-        broadcast_variables([*variables, *optimizer.variables], self.root_rank)
+        variables = shared_variables(self.model, self.model.optimizer)
+        broadcast_variables([v for v in variables if key_of(v) not in self._local_keys], self.root_rank)
         self.broadcast_done = True
 
 

@@ -21,8 +21,7 @@ from tfdist.horovod.engine import horovod_required_error
 from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
 from tfdist.horovod.object_exchange import broadcast_object, broadcast_object_fn, broadcast_variables
 from tfdist.horovod.process import init, rank, shutdown
-from tfdist.horovod.wrapped_optimizer import Distributed
-from tfdist.step import randomness
+from tfdist.horovod.wrapped_optimizer import Distributed, shared_variables
 
 try:
     from horovod.common import elastic as horovod_elastic
@@ -149,11 +148,7 @@ class TensorFlowKerasState(_VariablesState):
         if not model.built:
             raise InputError("The model must be built first. Received: one without variables. Give it an Input.")
         self.model, self.optimizer = model, optimizer or model.optimizer
-        if not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
-        seed_ids = {id(seed) for seed in randomness.seed_states(model)}
-        variables = [variable for variable in model.variables if id(variable) not in seed_ids]
-        super().__init__(lambda: [*variables, *self.optimizer.variables], **kwargs)
+        super().__init__(lambda: shared_variables(self.model, self.optimizer), **kwargs)
 
     def reset(self) -> None:
         """Makes Keras trace the model's steps again, since the number of ranks may have changed."""

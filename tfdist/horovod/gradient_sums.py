@@ -171,7 +171,7 @@ class GradientSums:
         with tf.init_scope():
             for key, state in states.items():
                 if key not in self._states:
-                    value = _initial_value(state, self._initial_values.pop(key, state.initial))
+                    value = self._initial_values.pop(key) if key in self._initial_values else state.initial_value()
                     variable = tf.Variable(value, trainable=False, name=state.name.replace(":", "_"))
                     self._states[key] = state, variable
         return [self._states[key][1] for key in states]
@@ -180,7 +180,7 @@ class GradientSums:
         """Resets the state of the compression on this rank."""
         self._initial_values.clear()
         for state, variable in self._states.values():
-            variable.assign(_initial_value(state, state.initial))
+            variable.assign(state.initial_value())
 
     def synchronize(self) -> None:
         """Sets the compression's shared state to the first rank's, and resets per-rank state.
@@ -247,10 +247,6 @@ def _assert_same_size(tensors: list[tf.Tensor], size: int, options: Options) -> 
     )
     with tf.control_dependencies([] if assertion is None else [assertion]):
         return [tf.identity(tensor) for tensor in tensors]
-
-
-def _initial_value(state: State, value: Any) -> tf.Tensor:
-    return tf.broadcast_to(tf.cast(value, state.dtype), state.shape)
 
 
 def _describe(gradient: Gradient) -> str:

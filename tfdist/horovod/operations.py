@@ -335,7 +335,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
     """Reduces and scatters several tensors, each like `reducescatter`."""
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return [reducescatter(x, device_dense, compression, op, process_set=process_set, **factors) for x in tensors]
 
 

@@ -14,7 +14,7 @@ from tfdist.horovod.compression import Compression, validate_compression
 from tfdist.horovod.gradient_sums import GradientSums, Options
 from tfdist.horovod.operations import with_alternative_signature
 from tfdist.horovod.ops import Average, Sum, to_reduce_op
-from tfdist.horovod.process import engine, horovod_is_installed, is_initialized, on_init
+from tfdist.horovod.process import engine, horovod_is_installed, is_initialized
 from tfdist.horovod.process_sets import global_process_set
 from tfdist.horovod.wrapped_optimizer import Accumulation, Distributed, is_distributed, pickling_error, wrap_optimizer
 
@@ -80,9 +80,6 @@ def needs_communication(model: keras.Model) -> bool:
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
         return True
     return any(getattr(layer, "communicates_across_ranks", False) for layer in model._flatten_layers())
-
-
-on_init(patch_keras)
 
 
 _TENSORFLOW_ARGUMENTS = (

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +21,6 @@ from tfdist.horovod.engine import Engine, horovod_required_error
 _engines: list[Engine] = []  # the engine in use, if any
 # The job's group, joined once per process, even if the engine then fails, and left at exit.
 _groups: list[Group] = []
-_init_callbacks: list[Callable[[], None]] = []
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
@@ -45,8 +44,9 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         _engines.append(_start_engine(options))
     finally:
         _leave_at_exit()
-    for callback in _init_callbacks:
-        callback()
+    from tfdist.horovod.optimizer import patch_keras  # which imports this module
+
+    patch_keras()
 
 
 def _start_engine(options: dict[str, Any]) -> Engine:
@@ -95,11 +95,6 @@ def _leave_groups() -> None:
             shutdown()
     for group in _groups:
         group.leave(code, reason)
-
-
-def on_init(callback: Callable[[], None]) -> None:
-    """Registers a function that `init` calls; used by modules that import this module."""
-    _init_callbacks.append(callback)
 
 
 def shutdown() -> None:

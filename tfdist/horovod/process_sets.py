@@ -42,7 +42,7 @@ except ImportError:
     global_process_set = ProcessSet([])
 
 
-def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[int]]:
+def ranks_of(process_sets: Any, size: int) -> list[list[int]]:
     """Returns the ranks of the process sets passed to `init`, except for MPI communicators and "dynamic".
 
     Horovod validates sets during its start, after which a failed process cannot start it again.

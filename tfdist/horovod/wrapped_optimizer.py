@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.errors import InputError, is_integer
 from tfdist.horovod.gradient_sums import Gradient, GradientSums, key_of
+from tfdist.step import randomness
 
 
 class Accumulation:
@@ -132,6 +133,14 @@ def wrap_optimizer(optimizer: keras.Optimizer, reduction: GradientSums, accumula
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
         raise InputError("The optimizer is already distributed. Received: a wrapped one. Wrap it once.")
     return _wrap(optimizer, reduction, accumulation, set())
+
+
+def shared_variables(model: keras.Model, optimizer: keras.Optimizer) -> list[Any]:
+    """Returns the variables of a model and its optimizer, which is built if necessary, without states of random layers."""
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    seeds = {id(state) for state in randomness.seed_states(model)}
+    return [*(variable for variable in model.variables if id(variable) not in seeds), *optimizer.variables]
 
 
 def is_distributed(optimizer: Any) -> bool:
