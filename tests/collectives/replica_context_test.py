@@ -22,11 +22,6 @@ def test_outside_of_a_replica_function_it_says_so(mirrored2):
         mirrored2.collectives.all_reduce([tf.constant(1.0)], name="reduce")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "uint8", "bool"])
-def test_what_cannot_be_gathered_is_not_promised(dtype):
-    assert tf.as_dtype(dtype) not in ReplicaContextCollectives(2).wire.gathers
-
-
 def test_options_reach_the_engine(mirrored2, monkeypatch):
     seen = []
     options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=123)

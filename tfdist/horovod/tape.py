@@ -18,8 +18,10 @@ from tfdist.horovod.process_sets import global_process_set
 class DistributedTape(tf.GradientTape):
     """A tape that reduces its gradients over the ranks, except for the gradients of `local_sources`."""
 
+    __slots__ = ("_local_keys", "_reduction")
+
     def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local_sources: Sequence[Any]):
-        self.__dict__.update(vars(tape))  # what the tape has recorded
+        self.__dict__ = tape.__dict__  # the same recording, which may still be going on
         self._reduction, self._local_keys = reduction, set(map(key_of, local_sources))
 
     def gradient(

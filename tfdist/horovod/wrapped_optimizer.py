@@ -117,7 +117,10 @@ class Distributed:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises `InputError`, because the optimizer would be restored without reduction."""
-        raise pickling_error(self)
+        raise InputError(
+            f"A distributed optimizer cannot be pickled. Received: {self.__class__.__name__}. Pickle the optimizer that it "
+            "wraps, or save the model and use hvd.load_model."
+        )
 
 
 def wrap_optimizer(optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation) -> keras.Optimizer:
@@ -146,14 +149,6 @@ def shared_variables(model: keras.Model, optimizer: keras.Optimizer) -> list[Any
 def is_distributed(optimizer: Any) -> bool:
     """Returns whether an optimizer itself reduces gradients."""
     return isinstance(optimizer, Distributed)
-
-
-def pickling_error(optimizer: Any) -> InputError:
-    """Returns the error for pickling a distributed optimizer, which would be restored without reduction."""
-    return InputError(
-        f"A distributed optimizer cannot be pickled. Received: {optimizer.__class__.__name__}. Pickle the optimizer "
-        "that it wraps, or save the model and use hvd.load_model."
-    )
 
 
 def _wrap(

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.collectives import threads
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import Recording
-from tfdist.collectives.all_reduce_algorithms import CATALOG, Folding, check_algorithm, groups_of, possible_algorithms
+from tfdist.collectives.all_reduce_algorithms import CATALOG, check_algorithm, groups_of, possible_algorithms
 from tfdist.errors import InputError
 
 TOPOLOGIES = ("2", "3", "4", "2,2", "5", "6", "2,2,2", "3,3", "7", "8", "4,4")
@@ -89,14 +89,6 @@ def test_hierarchical_sends_two_thirds_of_a_ring_to_the_other_host():
     assert between_hosts("2,2", "hierarchical") == 1
     assert between_hosts("2,2", "ring") == 1.5
     assert between_hosts("2,2", "halving_doubling") == 1, "the halves are exchanged inside"
-
-
-def test_half_of_the_messages_are_between_neighbors():
-    folding = Folding(6)
-    assert folding.members == 4
-    assert folding.pairs() == [(0, 1), (2, 3)]
-    assert [folding.rank_of(member) for member in range(4)] == [1, 3, 4, 5]
-    assert folding.partners() == [(1, 3), (4, 5), (1, 4), (3, 5)]
 
 
 @pytest.mark.parametrize("text", ["4", "1,1", "2,1"])
