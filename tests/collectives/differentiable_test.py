@@ -60,29 +60,3 @@ def test_what_tensorflow_searches_for_variables_does_not_grow_with_the_model(mir
 
     monkeypatch.setattr(op_selector, "get_backward_walk_ops", counted)
     assert longest(5) == longest(50)
-
-
-def test_finite_differences(mirrored2):
-    """The gradient of nested operations equals the numerical derivative of the sum of the replicas' losses."""
-
-    def losses(inputs):
-        def step():
-            x = tf.gather(inputs, mirrored2.collectives.rank)
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                mean = all_reduce(mirrored2.collectives, x, name="mean") / 2
-                everyone = all_gather(mirrored2.collectives, tf.tanh(x - mean), name="everyone")
-                scale = tf.cast(mirrored2.collectives.rank + 1, tf.float64)
-                loss = scale * tf.reduce_sum(tf.exp(everyone) * tf.constant([[1.0], [2.0]], tf.float64) * x)
-            return loss, tape.gradient(loss, x)
-
-        values, gradients = mirrored2.run(step)
-        return sum(mirrored2.local(values)), np.stack(mirrored2.local(gradients))
-
-    _, gradient = losses(tf.constant(INPUTS[:2]))
-    epsilon = 1e-6
-    for index in np.ndindex(2, 3):
-        step = np.zeros((2, 3))
-        step[index] = epsilon
-        above, below = (losses(tf.constant(INPUTS[:2] + sign * step))[0] for sign in (1, -1))
-        np.testing.assert_allclose(gradient[index], (above - below) / (2 * epsilon), rtol=1e-6)

@@ -104,15 +104,9 @@ def test_an_argument_given_twice_is_pythons_error():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in dir(OF_KERAS.callbacks) if name.endswith(("Callback", "Checkpoint"))]
-)
-def test_callbacks_take_horovods_arguments(name):
-    assert arguments(getattr(hvd.callbacks, name)) == arguments(getattr(OF_KERAS.callbacks, name))
-
-
-@pytest.mark.parametrize(
     ("name", "home"),
     [
+        *((n, OF_KERAS.callbacks) for n in dir(OF_KERAS.callbacks) if n.endswith(("Callback", "Checkpoint"))),
         ("TensorFlowKerasState", ORIGINAL.elastic),
         ("TensorFlowState", ORIGINAL.elastic),
         ("KerasState", OF_KERAS.elastic),
@@ -123,8 +117,9 @@ def test_callbacks_take_horovods_arguments(name):
         ("run", ORIGINAL.elastic),
     ],
 )
-def test_elastic_takes_horovods_arguments(name, home):
-    assert arguments(getattr(hvd.elastic, name)) == arguments(getattr(home, name))
+def test_callbacks_and_states_take_horovods_arguments(name, home):
+    ours = hvd.callbacks if home is OF_KERAS.callbacks else hvd.elastic
+    assert arguments(getattr(ours, name)) == arguments(getattr(home, name))
 
 
 @pytest.mark.parametrize("module", [ORIGINAL, OF_KERAS, OF_PLAIN_KERAS], ids=lambda module: module.__name__)

@@ -333,7 +333,7 @@ def elastic() -> None:
 
 
 def elastic_compression() -> None:
-    """Rank 1 is new: it has not reduced anything, and gets the shared state of the compression."""
+    """Rank 1 is new: it has not reduced anything; the state of the compression begins anew on both ranks."""
 
     def compiled_model() -> keras.Model:
         keras.utils.set_random_seed(30 + hvd.rank())

@@ -374,14 +374,6 @@ REFUSED = {
         lambda strategy: small(strategy, compression="powersgd(rank=2)", compression_min_bytes=1),
         r"use fp16, bf16, .*Received: compression=powersgd\(rank=2\)",
     ),
-    "a codec of one's own": (
-        lambda strategy: small(strategy, compression="tfdist.gradients.compression.methods.casts:FP16"),
-        "use fp16, bf16, .*methods.casts:FP16",
-    ),
-    "methods by measurement": (
-        lambda strategy: small(strategy, compression="auto"),
-        "use fp16, bf16, .*compression=auto",
-    ),
 }
 
 

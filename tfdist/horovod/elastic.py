@@ -86,10 +86,7 @@ class ObjectState(_ObjectState):
 
 
 class _VariablesState(ObjectState):
-    """A state of variables and values.
-
-    Synchronization resets the tapes' per-rank state of compression, which belongs to the previous ranks.
-    """
+    """A state of variables and values. Synchronization resets the tapes' state of compression, of the previous ranks."""
 
     def __init__(self, variables: Callable[[], Sequence[Any]], **kwargs: Any):
         self._variables, self._saved_values = variables, [tf.identity(v) for v in variables()]
@@ -131,8 +128,7 @@ class TensorFlowState(_VariablesState):
 class TensorFlowKerasState(_VariablesState):
     """A state of a model, its optimizer, and values such as `batch` and `epoch`, without the states of random layers.
 
-    Synchronization sets the shared state of the optimizer's compression to rank 0's, and discards per-rank state and
-    accumulated, unapplied gradients.
+    Synchronization resets the state of the optimizer's compression, and discards accumulated, unapplied gradients.
 
     Args:
       model: a built model.
@@ -158,7 +154,7 @@ class TensorFlowKerasState(_VariablesState):
     def sync(self) -> None:
         for optimizer in (self.optimizer, getattr(self.optimizer, "inner_optimizer", None)):
             if isinstance(optimizer, Distributed):
-                optimizer.synchronize()
+                optimizer.reset_state()
         super().sync()
 
 

@@ -15,7 +15,6 @@ from tfdist.gradients import Reducer, unscale
 from tfdist.gradients.reducer import rows_send_less, sum_rows
 from tfdist.horovod.compression import is_lossless, reducer_of
 from tfdist.horovod.engine import Engine, scale_tensor
-from tfdist.horovod.object_exchange import broadcast_object
 from tfdist.horovod.operations import allreduce
 from tfdist.horovod.ops import Average, ReduceOp, Sum
 from tfdist.horovod.process import engine
@@ -59,7 +58,6 @@ class GradientSums:
         self._plans: dict[str, list[str]] = {}  # the first rank's names of gradients, by digest of this rank's plan
         self._sends_rows: dict[str, bool] = {}
         self._states: dict[_Key, tuple[State, tf.Variable]] = {}
-        self._initial_values: dict[_Key, Any] = {}  # initial values of variables to be created
 
     def __call__(
         self, gradients: Sequence[Gradient], variables: Sequence[Any], local_keys: Collection[int]
@@ -171,31 +169,15 @@ class GradientSums:
         with tf.init_scope():
             for key, state in states.items():
                 if key not in self._states:
-                    value = self._initial_values.pop(key) if key in self._initial_values else state.initial_value()
-                    variable = tf.Variable(value, trainable=False, name=state.name.replace(":", "_"))
+                    name = state.name.replace(":", "_")
+                    variable = tf.Variable(state.initial_value(), trainable=False, name=name)
                     self._states[key] = state, variable
         return [self._states[key][1] for key in states]
 
     def reset_state(self) -> None:
         """Resets the state of the compression on this rank."""
-        self._initial_values.clear()
         for state, variable in self._states.values():
             variable.assign(state.initial_value())
-
-    def synchronize(self) -> None:
-        """Sets the compression's shared state to the first rank's, and resets per-rank state.
-
-        Every rank must call it; a rank that has not reduced any gradients starts with the first rank's state.
-        """
-        shared_values = {key: v.numpy() for key, (state, v) in self._states.items() if not state.per_replica}
-        self.reset_state()
-        process_set = self.options.process_set
-        if process_set.included():
-            self._initial_values = broadcast_object(
-                shared_values, process_set.ranks[0], name="compression", process_set=process_set
-            )
-        for key in self._states.keys() & self._initial_values.keys():
-            self._states[key][1].assign(self._initial_values.pop(key))
 
     def _agree_on_names(
         self, current_engine: Engine, gradients: dict[str, Gradient], row_names: list[str]

@@ -104,9 +104,9 @@ class Distributed:
         """Excludes the gradient of a variable from the reduction."""
         self.local_keys.add(key_of(var))
 
-    def synchronize(self) -> None:
-        """Sets the compression's shared state to rank 0's and discards unapplied passes; all ranks must call it."""
-        self.reduction.synchronize()
+    def reset_state(self) -> None:
+        """Resets the compression's state and discards unapplied passes; all ranks must call it."""
+        self.reduction.reset_state()
         self.accumulation.reset_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> keras.Optimizer:
