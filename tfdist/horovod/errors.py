@@ -38,15 +38,6 @@ def check_eager(call_name: str, alternative: str) -> None:
         raise NoGraphError(f"{call_name} runs eagerly. Received: a call in {kind}. {alternative}.")
 
 
-def check_no_old_graph(call_name: str) -> None:
-    """Raises `NoGraphError`, with the name of the call, in a graph of TensorFlow 1."""
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        raise NoGraphError(
-            f"{call_name} in a graph of TensorFlow 1 needs Horovod. Received: a job on tf.distribute's collectives, which "
-            "sessions cannot run. Call it eagerly or in a tf.function."
-        )
-
-
 def check_no_session(session: object) -> None:
     """Raises `NoGraphError` for a session, which does not exist in TensorFlow 2."""
     if session is not None:

@@ -13,7 +13,7 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.factory import load_strategy
 from tfdist.errors import InputError, PeerLostError
 from tfdist.horovod.engine import CallId, Engine, horovod_required_error, scale_tensor
-from tfdist.horovod.errors import FailedPreconditionError, check_no_old_graph
+from tfdist.horovod.errors import FailedPreconditionError, NoGraphError
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
 
@@ -109,7 +109,11 @@ class TensorFlowEngine(Engine):
           NoGraphError: the call is in a TensorFlow 1 graph.
           PeerLostError: a rank is lost or did not make the call within the deadline.
         """
-        check_no_old_graph(f"hvd.{name}")
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            raise NoGraphError(
+                f"hvd.{name} in a graph of TensorFlow 1 needs Horovod. Received: a job on tf.distribute's collectives, which "
+                "sessions cannot run. Call it eagerly or in a tf.function."
+            )
         description = f"{name}: {operation} of {', '.join(_describe(tensor, allows_uneven_rows) for tensor in tensors)}"
         number = next(self._call_numbers)
         try:
