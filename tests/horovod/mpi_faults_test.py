@@ -42,10 +42,6 @@ def preempted(job: processes.Job) -> str:
     return max(path.name for path in pathlib.Path("run/checkpoints").glob("step-*"))
 
 
-def reasons(end: processes.EndedProcess) -> list[str]:
-    return [line for line in end.output.splitlines() if re.match(r"tfdist\.launch: .*(ended with code|is lost)", line)]
-
-
 @pytest.mark.parametrize(
     ("flags", "code", "words", "details"),
     [
@@ -68,7 +64,8 @@ def test_a_rank_that_is_stopped_ends_the_job(flags: tuple[str, ...], code: int, 
         [end] = job.wait(300)
         _, left = psutil.wait_procs(ranks, 5)
     assert not left and end.code == code, end.output
-    [why] = reasons(end)
+    lines = end.output.splitlines()
+    [why] = [line for line in lines if re.match(r"tfdist\.launch: .*(ended with code|is lost)", line)]
     assert all(word in why for word in words) and details in end.output, why
 
 

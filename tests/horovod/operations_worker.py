@@ -490,22 +490,9 @@ def main() -> None:
     found["refused starts"] = refused_starts() if HAS_HOROVOD else []
     hvd.init(process_sets=SETS)
     rank, size = hvd.rank(), hvd.size()
-    found["who"] = [
-        rank,
-        size,
-        hvd.local_rank(),
-        hvd.local_size(),
-        hvd.cross_rank(),
-        hvd.cross_size(),
-        hvd.is_homogeneous(),
-    ]
-    found["built"] = [
-        bool(hvd.gloo_built()),
-        bool(hvd.mpi_built()),
-        bool(hvd.nccl_built()),
-        bool(hvd.mpi_threads_supported()),
-        bool(hvd.mpi_enabled()),
-    ]
+    who = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
+    built = ("gloo_built", "mpi_built", "nccl_built", "mpi_threads_supported", "mpi_enabled")
+    found["who"], found["built"] = ([int(getattr(hvd, name)()) for name in names] for names in (who, built))
     experiments = WITH_HOROVOD if HAS_HOROVOD else WITHOUT_HOROVOD
     for experiment in [globals()[name] for name in sys.argv[1:]] or experiments:
         experiment(rank, size)

@@ -25,6 +25,7 @@ class HorovodCollectives(Collectives):
     (`tfdist.gradients.bucket`).
     """
 
+    rank: int = 0
     _floats = frozenset([tf.float16, tf.float32, tf.float64])
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
     wire = Wire(
@@ -43,12 +44,8 @@ class HorovodCollectives(Collectives):
         self._process_set = process_set
         self._process_sets = process_sets
         self.size = process_set.size()
-        self._rank = process_set.rank()
+        self.rank = process_set.rank()
         self._calls: dict[object, Callable[..., Any]] = {}
-
-    @property
-    def rank(self) -> int:
-        return self._rank
 
     def group(self, ranks: Sequence[int]) -> Collectives:
         members = self.check_ranks(ranks)
@@ -69,7 +66,7 @@ class HorovodCollectives(Collectives):
 
         def message(*parts: tf.Tensor) -> tf.Tensor:
             inputs = [hide_constant(tensor) for tensor in parts]
-            return wait_for_tensors([self._message(x, (self._rank, to), f"{tag}/{i}") for i, x in enumerate(inputs)])
+            return wait_for_tensors([self._message(x, (self.rank, to), f"{tag}/{i}") for i, x in enumerate(inputs)])
 
         return self._call_in_function(("send", to, tag), message, message_tensors)
 
@@ -80,7 +77,7 @@ class HorovodCollectives(Collectives):
         def message() -> list[tf.Tensor]:
             # TensorFlow would fold a broadcast of a constant, and merge two with the same input.
             placeholders = [tf.fill(spec.shape.as_list() or [1], tf.cast(runtime_zero(), spec.dtype)) for spec in specs]
-            tensors = [self._message(x, (source, self._rank), f"{tag}/{i}") for i, x in enumerate(placeholders)]
+            tensors = [self._message(x, (source, self.rank), f"{tag}/{i}") for i, x in enumerate(placeholders)]
             with tf.control_dependencies([wait_for_tensors(tensors)]):
                 return [tf.reshape(x, spec.shape) for x, spec in zip(tensors, specs, strict=True)]
 

@@ -117,23 +117,18 @@ class ProcessGroups:
 class ProcessGroup(Collectives):
     """The collectives of some processes; usable inside `strategy.run`."""
 
+    rank: int = 0
     wire = ReplicaContextCollectives.wire
 
     def __init__(self, ranks: Ranks, rank: int, groups: ProcessGroups):
         """Initializes the collectives of `ranks`, in ascending order; `rank` is the index of this process among them."""
         self.size = len(ranks)
         self._ranks = ranks
-        self._rank = rank
+        self.rank = rank
         self._groups = groups
 
-    @property
-    def rank(self) -> int:
-        return self._rank
-
     def group(self, ranks: Sequence[int]) -> Collectives:
-        return self._groups.collectives(
-            [self._ranks[rank] for rank in self.check_ranks(ranks)], self._ranks[self._rank]
-        )
+        return self._groups.collectives([self._ranks[rank] for rank in self.check_ranks(ranks)], self._ranks[self.rank])
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class. Sends one message for all tensors of a dtype."""
@@ -180,7 +175,7 @@ class ProcessGroup(Collectives):
         results = []
         for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
             call = self._call(f"broadcast {name}/{i}", tensor)
-            result = _send_op(tensor, call) if self._rank == root else _receive_op(tensor.dtype, tf.shape(tensor), call)
+            result = _send_op(tensor, call) if self.rank == root else _receive_op(tensor.dtype, tf.shape(tensor), call)
             results.append(tf.ensure_shape(result, tensor.shape))
         return prevent_gradient(results, "broadcast")
 
@@ -188,14 +183,14 @@ class ProcessGroup(Collectives):
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(inputs, to, tag)
         operations = [
-            _send_op(tensor, self._message(self._rank, to, f"{tag}/{i}", tensor)) for i, tensor in enumerate(inputs)
+            _send_op(tensor, self._message(self.rank, to, f"{tag}/{i}", tensor)) for i, tensor in enumerate(inputs)
         ]
         with tf.control_dependencies(operations):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         self.check_message(specs, source, tag)
-        calls = [self._message(source, self._rank, f"{tag}/{i}", spec) for i, spec in enumerate(specs)]
+        calls = [self._message(source, self.rank, f"{tag}/{i}", spec) for i, spec in enumerate(specs)]
         tensors = [_receive_op(spec.dtype, spec.shape.as_list(), call) for spec, call in zip(specs, calls, strict=True)]
         return [tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(tensors, specs, strict=True)]
 

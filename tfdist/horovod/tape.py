@@ -21,7 +21,7 @@ class DistributedTape(tf.GradientTape):
     __slots__ = ("_local_keys", "_reduction")
 
     def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local_sources: Sequence[Any]):
-        self.__dict__ = tape.__dict__  # the same recording, which may still be going on
+        self.__dict__ = tape.__dict__  # type: ignore[misc]  # the same recording, which may still be going on
         self._reduction, self._local_keys = reduction, set(map(key_of, local_sources))
 
     def gradient(
