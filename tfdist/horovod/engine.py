@@ -6,7 +6,7 @@ import itertools
 import re
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -16,6 +16,8 @@ from tfdist.coordination import Group
 from tfdist.errors import InputError
 from tfdist.horovod.errors import InvalidArgumentError
 from tfdist.horovod.ops import ReduceOp
+
+Factors: TypeAlias = tuple[float, float]  # of the tensors before a reduction, and of its results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +59,7 @@ class Engine(abc.ABC):
         """Returns the collectives of a process set; on ranks outside the set, the collectives of a single replica."""
 
     @abc.abstractmethod
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors) -> list[tf.Tensor]:
         """Reduces tensors elementwise by any operation except Adasum; scales inputs and results.
 
         The tensors must have dtypes in `reducible_dtypes`.

@@ -18,7 +18,7 @@ from tfdist.coordination import Group, LocalGroup, PeerFailureHandler, join
 from tfdist.coordination.job_token import LOOPBACK, group_token, job_token, join_address, network_interface
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_with_group
 from tfdist.errors import InputError
-from tfdist.horovod.engine import CallId, Engine
+from tfdist.horovod.engine import CallId, Engine, Factors
 from tfdist.horovod.ops import ReduceOp
 from tfdist.horovod.process_sets import ranks_of
 
@@ -87,10 +87,8 @@ class HorovodEngine(Engine):
             return self.collectives
         return HorovodCollectives(process_set) if process_set.included() else OneReplica()
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
-    ) -> list[tf.Tensor]:
-        scales = {"prescale_factor": prescale, "postscale_factor": postscale}
+    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors) -> list[tf.Tensor]:
+        scales = dict(zip(("prescale_factor", "postscale_factor"), factors, strict=True))
         totals = _call_by_dtype("allreduce", tensors, call, op=int(op), **scales)
         return [_restore_shape(total, tensor) for total, tensor in zip(totals, tensors, strict=True)]
 

@@ -8,7 +8,7 @@ broadcast dL/dx / N (the gradient of the mean loss), and reduce-scatter N dL/dx.
 import functools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
@@ -16,7 +16,7 @@ from tfdist.collectives.interface import CARRIERS
 from tfdist.collectives.no_constant_folding import runtime_zero
 from tfdist.errors import InputError
 from tfdist.horovod.compression import Compression, wire_compressor
-from tfdist.horovod.engine import CallId, call_of, scale_tensor, to_movable
+from tfdist.horovod.engine import CallId, Factors, call_of, scale_tensor, to_movable
 from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError, NotSupportedError
 from tfdist.horovod.ops import (
     Adasum,
@@ -86,28 +86,25 @@ def adasum(rank_tensors: Sequence[tf.Tensor], operation: str) -> tf.Tensor:
 
 def _combine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     dot_product = tf.reduce_sum(a * b)
-
     factors = [1.0 - tf.math.divide_no_nan(dot_product, 2.0 * tf.reduce_sum(x * x)) for x in (a, b)]
     return factors[0] * a + factors[1] * b
 
 
 def reduce_linearly(
-    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors = (1.0, 1.0)
 ) -> list[tf.Tensor]:
     """Reduces tensors by an operation that also reduces the gradients: Sum, Average or, as in Horovod, Adasum."""
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        totals = reduce_through_engine(xs, op, call, prescale, postscale)
-        return totals, lambda *upstream: reduce_linearly(
-            upstream, op, call.with_suffix("gradient"), prescale, postscale
-        )
+        totals = reduce_through_engine(xs, op, call, factors)
+        return totals, lambda *upstream: reduce_linearly(upstream, op, call.with_suffix("gradient"), factors)
 
-    return as_list(differentiable(*tensors))
+    return tf.nest.flatten(differentiable(*tensors))
 
 
 def reduce_through_engine(
-    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors = (1.0, 1.0)
 ) -> list[tf.Tensor]:
     """Reduces tensors of any dtype through the engine; not differentiable. bfloat16 is summed in float32.
 
@@ -119,9 +116,9 @@ def reduce_through_engine(
     current_engine, operation = engine(), f"{op.name} {call.name}"
     if op == Adasum:
         size = call.process_set.size()
-        rows = [scale_tensor(tf.stop_gradient(tensor), prescale)[None] for tensor in tensors]
+        rows = [scale_tensor(tf.stop_gradient(tensor), factors[0])[None] for tensor in tensors]
         stacks = _gather(rows, call, operation)
-        return [scale_tensor(adasum(tf.unstack(stack, size), operation), postscale) for stack in stacks]
+        return [scale_tensor(adasum(tf.unstack(stack, size), operation), factors[1]) for stack in stacks]
     inputs = []
     for tensor in tensors:
         dtype = tensor.dtype if tensor.dtype in current_engine.reducible_dtypes else CARRIERS.get(tensor.dtype)
@@ -131,7 +128,7 @@ def reduce_through_engine(
                 f"{operation} takes {names}. Received: {tensor.dtype.name}. Cast it to one of these."
             )
         inputs.append(tf.cast(tf.stop_gradient(tensor), dtype))
-    totals = current_engine.reduce(inputs, op, call, prescale, postscale)
+    totals = current_engine.reduce(inputs, op, call, factors)
     return [tf.cast(total, tensor.dtype) for total, tensor in zip(totals, tensors, strict=True)]
 
 
@@ -139,11 +136,6 @@ def _gather(tensors: Sequence[tf.Tensor], call: CallId, operation: str) -> list[
     inputs = [to_movable(engine(), tensor, operation) for tensor in tensors]
     results = zip(engine().gather(inputs, call), tensors, strict=True)
     return [tf.cast(result, tensor.dtype) for result, tensor in results]
-
-
-def as_list(results: Any) -> list[tf.Tensor]:
-    """Returns the results of a function with a custom gradient as a list, even a single tensor."""
-    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 @with_alternative_signature(("value", "name"))
@@ -189,7 +181,7 @@ def gather_tensors(tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor
 
         return _gather([tf.stop_gradient(x) for x in xs], call, f"allgather {call.name}"), gradient
 
-    return as_list(differentiable(*tensors))
+    return tf.nest.flatten(differentiable(*tensors))
 
 
 @with_alternative_signature(("value", "root_rank", "name"))
@@ -321,8 +313,8 @@ def reducescatter(  # noqa: D417
     call = call_of("reducescatter", name, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         message, context = compressor.compress(_check_rows(tensor, "reducescatter"))
-        factors = ReduceOp(op), prescale_factor, postscale_factor
-        return compressor.decompress(_reduce_scatter(message, factors, call), context)
+        result = _reduce_scatter(message, ReduceOp(op), (prescale_factor, postscale_factor), call)
+        return compressor.decompress(result, context)
 
 
 def grouped_reducescatter(
@@ -339,20 +331,16 @@ def grouped_reducescatter(
     return [reducescatter(x, device_dense, compression, op, process_set=process_set, **factors) for x in tensors]
 
 
-# The operation of a reduce-scatter, Average or Sum, and the factors before and after it.
-_Factors: TypeAlias = tuple[ReduceOp, float, float]
-
-
-def _reduce_scatter(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Tensor:
+def _reduce_scatter(tensor: tf.Tensor, op: ReduceOp, factors: Factors, call: CallId) -> tf.Tensor:
     """Returns this rank's rows of the reduced tensor; its gradient is all-gathered and scaled."""
     size, rank = call.process_set.size(), call.process_set.rank()
-    op, prescale, postscale = factors
+    prescale, postscale = factors
     gradient_factor = prescale * postscale * (1 if op == Average else size)
     postscale = postscale / size if op == Average else postscale
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        row_count = _agree_on_row_count(tf.stop_gradient(x), factors, call)
+        row_count = _agree_on_row_count(tf.stop_gradient(x), op, factors, call)
         rows, remainder = row_count // size, row_count % size
         splits = rows + tf.cast(tf.range(size) < remainder, tf.int32)
         parts, _ = exchange_rows(scale_tensor(tf.stop_gradient(x), prescale), splits, call)
@@ -369,14 +357,13 @@ def _reduce_scatter(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Te
     return differentiable(tensor)
 
 
-def _agree_on_row_count(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Tensor:
+def _agree_on_row_count(tensor: tf.Tensor, op: ReduceOp, factors: Factors, call: CallId) -> tf.Tensor:
     """Returns the number of rows, after checking that all ranks have the same shape, dtype, operation and factors.
 
     These are encoded in the shape of an empty tensor, which the engine compares in a gather, raising
     `tf.errors.FailedPreconditionError` on every rank if they differ. No data is sent.
     """
-    op, prescale, postscale = factors
-    factors_hash = zlib.crc32(repr((float(prescale), float(postscale))).encode()) % _HASHES
+    factors_hash = zlib.crc32(repr(tuple(map(float, factors))).encode()) % _HASHES
     row_shape = tf.concat([[1 + int(op), 1 + factors_hash], tf.shape(tensor)], 0)
     empty_tensor = tf.zeros(tf.concat([runtime_zero()[None], row_shape], 0), tensor.dtype)
     try:
@@ -384,7 +371,7 @@ def _agree_on_row_count(tensor: tf.Tensor, factors: _Factors, call: CallId) -> t
     except tf.errors.FailedPreconditionError as error:
         raise FailedPreconditionError(
             f"reducescatter {call.name}: every rank must have the same shape, dtype, operation and factors. Received: "
-            f"{list(tensor.shape)} of {tensor.dtype.name}, {op.name}, {prescale:g} and {postscale:g} "
+            f"{list(tensor.shape)} of {tensor.dtype.name}, {op.name}, {factors[0]:g} and {factors[1]:g} "
             f"on this rank ({' '.join(str(error).split())}). Make the same call on every rank."
         ) from error
     return tf.shape(tensor)[0] + tf.shape(result)[0]  # adding 0 keeps the gather from being pruned
@@ -473,7 +460,7 @@ def grouped_allreduce(
 def _allreduce(
     tensors: Sequence[Any],
     op: ReduceOp,
-    factors: tuple[float, float],
+    factors: Factors,
     devices: tuple[str, str],
     compression: Any,
     call: CallId,
@@ -494,19 +481,17 @@ def _allreduce(
     if dense_indices:
         with tf.device(devices[0] or None):
             pairs = [compressor.compress(tf.convert_to_tensor(tensors[i])) for i in dense_indices]
-            totals = _reduce([message for message, _ in pairs], op, call, *factors)
+            totals = _reduce([message for message, _ in pairs], op, call, factors)
             for i, total, (_, context) in zip(dense_indices, totals, pairs, strict=True):
                 results[i] = compressor.decompress(total, context)
     return results
 
 
-def _reduce(
-    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
-) -> list[tf.Tensor]:
+def _reduce(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors) -> list[tf.Tensor]:
     if op in (Sum, Average, Adasum):
-        return reduce_linearly(tensors, op, call, prescale, postscale)
-    inputs = [scale_tensor(tensor, prescale) for tensor in tensors]
-    return [scale_tensor(total, postscale) for total in _reduce_nonlinearly(inputs, op, call)]
+        return reduce_linearly(tensors, op, call, factors)
+    inputs = [scale_tensor(tensor, factors[0]) for tensor in tensors]
+    return [scale_tensor(total, factors[1]) for total in _reduce_nonlinearly(inputs, op, call)]
 
 
 def _reduce_nonlinearly(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId) -> list[tf.Tensor]:
@@ -526,7 +511,7 @@ def _reduce_nonlinearly(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId
 
         return totals, gradient
 
-    return as_list(differentiable(*tensors))
+    return tf.nest.flatten(differentiable(*tensors))
 
 
 def _gather_slices(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: CallId) -> list[tf.IndexedSlices]:

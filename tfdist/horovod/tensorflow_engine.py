@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.distribution.factory import load_strategy
 from tfdist.errors import InputError, PeerLostError
-from tfdist.horovod.engine import CallId, Engine, horovod_required_error, scale_tensor
+from tfdist.horovod.engine import CallId, Engine, Factors, horovod_required_error, scale_tensor
 from tfdist.horovod.errors import FailedPreconditionError, NoGraphError
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
@@ -55,9 +55,8 @@ class TensorFlowEngine(Engine):
             raise horovod_required_error("A process set of some ranks", "Leave out process_set")
         return self.collectives
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors) -> list[tf.Tensor]:
+        prescale, postscale = factors
         self._agree(call.name, f"{op.name} (times {prescale:g} before, {postscale:g} after)", tensors)
         inputs = [scale_tensor(tensor, prescale) for tensor in tensors]
         if op in (Sum, Average):
