@@ -14,7 +14,7 @@ from tfdist.horovod.compression import Compression, validate_compression
 from tfdist.horovod.gradient_sums import GradientSums, Options
 from tfdist.horovod.operations import with_alternative_signature
 from tfdist.horovod.ops import Average, Sum, to_reduce_op
-from tfdist.horovod.process import engine, horovod_is_installed, is_initialized
+from tfdist.horovod.process import engine, horovod_is_installed, is_initialized, on_init
 from tfdist.horovod.process_sets import global_process_set
 from tfdist.horovod.wrapped_optimizer import Accumulation, Distributed, is_distributed, wrap_optimizer
 
@@ -65,6 +65,9 @@ def patch_keras() -> None:
         setattr(keras.Model, name, without_xla(getattr(keras.Model, name)))
     trainer.compile = compile
     loss_scale_class.check_finite = check_finite
+
+
+on_init.append(patch_keras)
 
 
 def needs_communication(model: keras.Model) -> bool:

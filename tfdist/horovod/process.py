@@ -8,7 +8,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tfdist.horovod.engine import Engine, horovod_required_error
 _engines: list[Engine] = []  # the engine in use, if any
 # The job's group, joined once per process, even if the engine then fails, and left at exit.
 _groups: list[Group] = []
+on_init: list[Callable[[], None]] = []  # functions of modules that import this module
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
@@ -44,9 +45,8 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         _engines.append(_start_engine(options))
     finally:
         _leave_at_exit()
-    from tfdist.horovod.optimizer import patch_keras  # which imports this module
-
-    patch_keras()
+    for callback in on_init:
+        callback()
 
 
 def _start_engine(options: dict[str, Any]) -> Engine:
