@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import keras
-import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores, use_one_gpu
 from tfdist.cluster.environment import Cluster
@@ -19,7 +18,7 @@ except ImportError as error:
     ) from error
 
 from tfdist.collectives.horovod import HorovodCollectives
-from tfdist.collectives.interface import broadcast_from_first
+from tfdist.collectives.interface import assign_from_first
 from tfdist.collectives.process_groups import distinct_groups
 from tfdist.distribution.all_reduce_plan import AllReducePlan, plan_all_reduce
 from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
@@ -45,17 +44,10 @@ class Horovod(Strategy):
     ):
         """Starts Horovod.
 
-        Args:
-          cluster: this process in the job.
-          join: joins the job's group.
-          communication: library of the collectives; see `start_horovod`. With MPI, a collective waits forever for a lost rank,
-            so choose "auto" only if something else ends the process.
-          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
-          groups: sets of ranks that communicate, including pairs that exchange messages; the same on every process. They
-            become Horovod's process sets, which cannot be added later.
-          all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
-          topology: numbers of replicas by host, as in `--topology`.
-          shard: state that is divided among the replicas, `none` or `optimizer`, as in `--shard`.
+        `groups` are sets of ranks that communicate, including pairs that exchange messages; the same on every process. They
+        become Horovod's process sets, which cannot be added later. Those of `all_reduce` are added. Other options are those of
+        the flags, but with an empty `communication`, the environment chooses, or Gloo is used: with MPI, a collective waits
+        forever for a lost rank, so choose "auto" only if something else ends the process.
         """
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)
@@ -82,9 +74,7 @@ class Horovod(Strategy):
         self.optimizer_shards = optimizer_shards(shard, self)
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
-        values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        assign_from_first(variables, self.collectives)
 
     def close(self) -> None:
         hvd.shutdown()

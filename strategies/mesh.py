@@ -6,6 +6,7 @@ Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1
 import contextlib
 import functools
 import logging
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,11 +25,9 @@ from tfdist.distribution.dtensor_variables import (
     Devices,
     MeshBlocks,
     MeshVariables,
-    combine_all_reduces,
     compile_program,
     engine_mesh,
     place_batch,
-    place_batches,
 )
 from tfdist.distribution.mesh_checks import reject_calls_outside_programs, reject_unsafe_operations
 from tfdist.distribution.strategy import State, Strategy
@@ -66,26 +65,17 @@ class MeshOfDevices(Strategy):
         intra_op_threads: int = 0,
         start_timeout_seconds: float = 120.0,
     ):
-        """Starts the engine.
+        """Starts the engine, of which all processes have equal parts. Options are those of the flags.
 
-        Args:
-          cluster: this process in the job; all processes have equal parts of the mesh.
-          join: joins the job's group.
-          devices: number of devices of this process; 0 for as many as the mesh needs.
-          mesh_shape: sizes of the mesh axes, as in `--mesh_shape`; see `tfdist.config.mesh`.
-          layout: rules for sharded dims, as in `--layout`; see `tfdist.config.layouts`.
-          shard: state that is sharded over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
-          shard_axis: an axis of the mesh; empty for the axis of the batch.
-          shard_min_elements: smaller variables are replicated.
-          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
-          start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
+        Once all processes have joined, it waits `start_timeout_seconds` for their servers.
         """
         self.cluster = cluster
         mesh = mesh_of(mesh_shape, devices, cluster.size)
         self.rules = parse_layout(layout, mesh)
         self.shard = parse_shard(shard, shard_axis or self.rules["batch"], shard_min_elements, mesh)
         share_cores(cluster, intra_op_threads)
-        combine_all_reduces(self.shard.combines_all_reduces)
+        # Whether DTensor merges independent all-reduces into one message, which waits for all inputs.
+        os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = str(int(self.shard.combines_all_reduces))
         self.group = join(cluster)
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
@@ -97,12 +87,10 @@ class MeshOfDevices(Strategy):
 
     @property
     def blocks(self) -> MeshBlocks:
-        """See base class."""
         return MeshBlocks(self, self.devices)
 
     @property
     def adoption(self) -> MeshVariables:
-        """See base class."""
         return MeshVariables(self)
 
     @contextlib.contextmanager
@@ -189,18 +177,15 @@ class MeshOfDevices(Strategy):
         return [value if tf.inside_function() else self.devices.full_tensor(value)]
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """See base class."""
         [batch] = values
         return place_batch(batch, self.devices, self.rules["batch"])
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
-        """See base class."""
-        return place_batches(make_dataset(self.local_replicas, self.replicas), self.devices, self.rules["batch"])
+        return map(lambda batch: self.per_replica([batch]), make_dataset(self.local_replicas, self.replicas))
 
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
-        """See base class."""
         stored_values = [keras_internals.value_of(variable) for variable in variables]
         with tf.GradientTape() as tape, self.layouts.compute_layouts(variables):
             tape.watch(stored_values)
@@ -218,15 +203,15 @@ class MeshOfDevices(Strategy):
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """See base class."""
         apply_update(self.devices, optimizer, gradients, variables)
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
         """See base class. The variables are replicated on every device."""
-        values = [tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape) for state in states]
         return [
-            self.devices.variable(value, Layout.replicated(len(value.shape)), state.name, trainable=False)
-            for value, state in zip(values, states, strict=True)
+            self.devices.variable(
+                state.initial_value(), Layout.replicated(len(state.shape)), state.name, trainable=False
+            )
+            for state in states
         ]
 
 

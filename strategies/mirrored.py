@@ -23,15 +23,7 @@ class Mirrored(TensorFlowStrategy):
         all_reduce: str = "engine",
         topology: str = "",
     ):
-        """Creates the engine.
-
-        Args:
-          cluster: this process in the job.
-          join: joins the job's group.
-          devices: number of devices; 0 for all GPUs, or one CPU device.
-          all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`.
-          topology: numbers of replicas by host, as in `--topology`, for tests of algorithms.
-        """
+        """Creates the engine. Options are those of the flags; without `devices`, all GPUs are used, or one CPU device."""
         names = local_device_names(devices)
         # On logical CPUs, the engine's default uses group keys that are global to the process: a second strategy of
         # another size breaks all later collectives. Reduction to one device has no such keys.

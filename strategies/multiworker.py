@@ -14,7 +14,7 @@ from tfdist.collectives.process_groups import ProcessGroups, distinct_groups
 from tfdist.coordination import Group
 from tfdist.distribution.all_reduce_plan import plan_all_reduce
 from tfdist.distribution.sharded_optimizer import optimizer_shards
-from tfdist.distribution.tf_distribute import TensorFlowStrategy, VariableCreation
+from tfdist.distribution.tf_distribute import TensorFlowStrategy, agreed_creation
 from tfdist.distribution.tf_server import server_start, with_addresses
 
 
@@ -36,17 +36,9 @@ class MultiWorker(TensorFlowStrategy):
     ):
         """Starts this process's TensorFlow server and waits for those of the other processes.
 
-        Args:
-          cluster: this process in the job.
-          join: joins the job's group.
-          communication: the engine's implementation, "auto", "ring" or "nccl".
-          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
-          start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
-          groups: sets of ranks that communicate, including pairs that exchange messages; the same on every process. Each
-            process must have one replica.
-          all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
-          topology: numbers of replicas by host, as in `--topology`.
-          shard: state that is divided among the replicas, `none` or `optimizer`, as in `--shard`.
+        `groups` are sets of ranks that communicate, including pairs that exchange messages; the same on every process, each of
+        which must have one replica. Those of `all_reduce` are added. Other options are those of the flags. Once all processes
+        have joined, it waits `start_timeout_seconds` for their servers.
         """
         share_cores(cluster, intra_op_threads)
         group = join(cluster)
@@ -73,11 +65,10 @@ class MultiWorker(TensorFlowStrategy):
         self._make_process_group = make_group
         self.tuned_collectives = plan.tune(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
-        self._variable_creation = VariableCreation(group)
+        self._variable_creation = agreed_creation(group)
 
     @functools.cached_property
     def process_collectives(self) -> Collectives:
-        """See base class."""
         if self._make_process_group is None:
             return self.collectives
         return self._make_process_group(tuple(range(self.cluster.size)), self.cluster.rank)
@@ -89,8 +80,7 @@ class MultiWorker(TensorFlowStrategy):
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
-        """See base class."""
-        with super()._placement(), tf.variable_creator_scope(self._variable_creation.agree):
+        with super()._placement(), tf.variable_creator_scope(self._variable_creation):
             yield
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
-from tfdist.collectives.interface import broadcast_from_first
+from tfdist.collectives.interface import assign_from_first
 from tfdist.config.staleness import REPLAY, ParameterServerOptions, Staleness, count_workers, parse_staleness
 from tfdist.coordination import Group, LostMember
 from tfdist.coordination.job_token import join_address
@@ -56,16 +56,7 @@ class ParameterServer(Strategy):
     ):
         """Connects workers and servers. On a server, serves until the job ends, and then exits the process.
 
-        Args:
-          cluster: this process in the job, including the servers.
-          join: joins the job's group.
-          servers: number of servers, the last processes of the job; 0 if process 0 is also the server; -1 for the number in
-            TF_CONFIG, or 1.
-          staleness: when gradients are applied, as in `--staleness`.
-          sparse_updates: how embeddings that are split by rows are updated: "exact" or "lazy", as in `--sparse_updates`.
-          shard_variables: which server has which variable, as in `--shard_variables`.
-          min_table_bytes: minimum size of an embedding that is split by rows.
-          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
+        Options are those of the flags. Servers are the last processes of `cluster`; with 0, process 0 is also the server.
         """
         workers = count_workers(servers, cluster.size, cluster.servers)
         servers = cluster.size - workers
@@ -125,10 +116,7 @@ class ParameterServer(Strategy):
 
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
         """See base class. Skips tables, which only exist on the servers."""
-        variables = [variable for variable in variables if not self.remote.is_remote(variable)]
-        values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        assign_from_first([v for v in variables if not self.remote.is_remote(v)], self.collectives)
 
     @property
     def blocks(self) -> VariableBlocks:

@@ -49,19 +49,7 @@ class Pipeline(HasStages):
     ):
         """Starts the engine: Horovod under its launchers or with one of its libraries, otherwise TensorFlow.
 
-        Args:
-          cluster: this process in the job.
-          join: joins the job's group.
-          mesh_shape: sizes of the axes stage, data and model, such as "stage:2;data:2"; by default, each process is a stage.
-          pipeline_schedule: the order of micro-batches, as in `--pipeline_schedule`.
-          micro_batches: number of parts of a replica's rows in each step.
-          cut: where to cut the model into stages, as in `--cut`.
-          layout: rules for dims that are sharded over the axis `model`, as in `--layout`.
-          activation_compression: compression of messages between stages, as in `--activation_compression`.
-          shard: state that is divided among the replicas of each stage, `none` or `optimizer`, as in `--shard`.
-          communication: the engine's implementation, as in `--communication`.
-          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
-          start_timeout_seconds: how long to wait for the other processes' TensorFlow servers.
+        Options are those of the flags. TensorFlow's servers wait `start_timeout_seconds` for each other.
         """
         self.grid = parse_grid(mesh_shape, cluster.size, layout)
         self.schedule = make_schedule(pipeline_schedule, self.grid.stages, micro_batches)

@@ -22,12 +22,6 @@ class Single(Strategy):
     trains_keyed_rows = True
 
     def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group]):
-        """Joins the group.
-
-        Args:
-          cluster: a cluster of one process.
-          join: creates its group.
-        """
         self.cluster = cluster
         self.group = join(cluster)
         self.collectives = OneReplica()
@@ -36,7 +30,6 @@ class Single(Strategy):
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
-        """See base class."""
         with self._keyed_rows.rows_in_step(variables, *batch):
             return super().gradients(loss_fn, variables, *batch)
 

@@ -16,13 +16,7 @@ class TPU(TensorFlowStrategy):
     compiles_replicas = True
 
     def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group], tpu: str = ""):
-        """Connects to the TPU.
-
-        Args:
-          cluster: this process in the job.
-          join: joins the job's group.
-          tpu: name of the TPU, its grpc:// address, or "local" on a TPU VM.
-        """
+        """Connects to the TPU with this name or grpc:// address, or "local" on a TPU VM."""
         try:
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
             tf.config.experimental_connect_to_cluster(resolver)

@@ -7,42 +7,6 @@ from tensorflow.python.ops import op_selector
 from tfdist.collectives import all_gather, all_reduce
 
 INPUTS = np.random.default_rng(0).standard_normal((4, 3))
-WEIGHTS = np.random.default_rng(1).standard_normal((4, 3))
-
-
-def test_all_reduce(strategy, run):
-    """The loss is sum_r w_r . sin(sum_s x_s): the gradient with respect to each x_s is cos(total) * sum_r w_r."""
-
-    def step(collectives):
-        x, w = (tf.gather(tf.constant(a), collectives.rank) for a in (INPUTS, WEIGHTS))
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            total = all_reduce(collectives, x, name="total")
-            loss = tf.reduce_sum(w * tf.sin(total))
-        return total, tape.gradient(loss, x)
-
-    n = strategy.replicas
-    total = INPUTS[:n].sum(0)
-    for forward, gradient in run(strategy, step):
-        np.testing.assert_allclose(forward, total, rtol=1e-12)
-        np.testing.assert_allclose(gradient, np.cos(total) * WEIGHTS[:n].sum(0), rtol=1e-12)
-
-
-def test_all_gather(strategy, run):
-    """The loss of replica r is sum of w_r * sin(r + 1) * x_s^2 over s and channels."""
-
-    def step(collectives):
-        x, w = (tf.gather(tf.constant(a), collectives.rank) for a in (INPUTS, WEIGHTS))
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            everyone = all_gather(collectives, x, name="everyone")
-            loss = tf.reduce_sum(w * everyone**2)
-        return everyone, tape.gradient(loss, x)
-
-    n = strategy.replicas
-    for rank, (forward, gradient) in enumerate(run(strategy, step)):
-        np.testing.assert_array_equal(forward, INPUTS[:n])
-        np.testing.assert_allclose(gradient, 2 * INPUTS[rank] * WEIGHTS[:n].sum(0), rtol=1e-12)
 
 
 def test_gradients_of_gradients(strategy, run):
@@ -96,29 +60,3 @@ def test_what_tensorflow_searches_for_variables_does_not_grow_with_the_model(mir
 
     monkeypatch.setattr(op_selector, "get_backward_walk_ops", counted)
     assert longest(5) == longest(50)
-
-
-def test_finite_differences(mirrored2):
-    """The gradient of nested operations equals the numerical derivative of the sum of the replicas' losses."""
-
-    def losses(inputs):
-        def step():
-            x = tf.gather(inputs, mirrored2.collectives.rank)
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                mean = all_reduce(mirrored2.collectives, x, name="mean") / 2
-                everyone = all_gather(mirrored2.collectives, tf.tanh(x - mean), name="everyone")
-                scale = tf.cast(mirrored2.collectives.rank + 1, tf.float64)
-                loss = scale * tf.reduce_sum(tf.exp(everyone) * tf.constant([[1.0], [2.0]], tf.float64) * x)
-            return loss, tape.gradient(loss, x)
-
-        values, gradients = mirrored2.run(step)
-        return sum(mirrored2.local(values)), np.stack(mirrored2.local(gradients))
-
-    _, gradient = losses(tf.constant(INPUTS[:2]))
-    epsilon = 1e-6
-    for index in np.ndindex(2, 3):
-        step = np.zeros((2, 3))
-        step[index] = epsilon
-        above, below = (losses(tf.constant(INPUTS[:2] + sign * step))[0] for sign in (1, -1))
-        np.testing.assert_allclose(gradient[index], (above - below) / (2 * epsilon), rtol=1e-6)

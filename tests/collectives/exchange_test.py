@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.workers import running
 from tests.workers.exchange import SUMMED
-from tfdist.collectives import NoCommunication, OneReplica, Recording
+from tfdist.collectives import OneReplica, Recording
 from tfdist.errors import InputError
 
 pytestmark = pytest.mark.processes
@@ -75,18 +75,6 @@ def test_every_row_goes_where_it_is_sent(strategy, run, case):
         assert_same(received, expected(table, arrays, rank))
 
 
-def test_equal_splits_are_none(strategy, run):
-    n = strategy.replicas
-    arrays = arrays_of(np.full([n, n], 2))
-
-    def exchange(collectives):
-        tensors, splits = mine(collectives, np.full([n, n], 2, "int32"), arrays)
-        return collectives.all_to_all(tensors, name="a", splits=splits), collectives.all_to_all(tensors, name="b")
-
-    for split, equal in run(strategy, exchange):
-        assert_same(split, equal)
-
-
 @pytest.mark.parametrize("unknown", [None, 6])
 def test_only_the_first_dim_is_not_known_when_tracing(mirrored2, unknown):
     shapes = []
@@ -126,21 +114,6 @@ def test_splits_of_another_shape_or_dtype(splits):
         traced(tf.zeros([4]))
 
 
-def test_it_is_composed_of_one_gather():
-    """Another message would cost another round trip."""
-
-    class Counted(OneReplica):
-        gathers = 0
-
-        def all_gather(self, tensors, *, name):
-            self.gathers += 1
-            return super().all_gather(tensors, name=name)
-
-    counted = Counted()
-    counted.all_to_all([tf.zeros([4]), tf.zeros([4, 2])], name="exchange", splits=tf.constant([4]))
-    assert counted.gathers == 1
-
-
 def test_recording_passes_splits_on(mirrored2):
     recording = Recording(mirrored2.collectives)
 
@@ -149,13 +122,6 @@ def test_recording_passes_splits_on(mirrored2):
 
     assert [x.numpy().tolist() for x in mirrored2.local(mirrored2.run(exchange))] == [[], [0, 0, 1, 1]]
     assert [(call.operation, call.payload_bytes) for call in recording.calls] == [("all_to_all", 8)] * 2
-
-
-def test_unsent_gives_as_many_rows_as_are_sent(mirrored2):
-    [received] = NoCommunication(mirrored2.collectives).all_to_all(
-        [tf.zeros([5, 3])], name="exchange", splits=tf.constant([1, 4])
-    )
-    assert received.shape == (5, 3)
 
 
 @pytest.mark.parametrize("name", ["multiworker", "horovod"])

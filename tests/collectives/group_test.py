@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.collectives import threads
 from tfdist import collectives
 from tfdist.collectives import NoCommunication, OneReplica, RecordedCall, Recording
 from tfdist.distribution.strategy import Strategy
@@ -140,15 +139,6 @@ def test_messages_of_equal_values_are_not_merged(mirrored2, compiled, dtype):
 
     for found in compiled(mirrored2, exchange):
         assert not found.any()
-
-
-def test_groups_repeat_bitwise(mirrored4, compiled):
-    def sums(c):
-        return c.group(own(PAIRS, c)).all_reduce([mine(c)], name="sum")[0]
-
-    first, again = compiled(mirrored4, sums), compiled(mirrored4, sums)
-    assert [x.tobytes() for x in first] == [x.tobytes() for x in again]
-    assert first[0].tobytes() == first[1].tobytes()
 
 
 def differentiated(call):
@@ -296,14 +286,3 @@ def test_eager_calls_that_replicas_do_not_make_together(mirrored2):
         RuntimeError, match="must make the same calls at the same time. Received: message/never on rank 0"
     ):
         mirrored2.run(receive)
-
-
-def test_groups_and_messages_of_the_threads_that_replace_an_engine_in_tests():
-    def work(c):
-        pair = c.group([0, 1] if c.rank < 2 else [2, 3])
-        pair.send([tf.constant([c.rank])], 1 - pair.rank, tag="m")
-        [received] = pair.receive([tf.TensorSpec([1], tf.int32)], 1 - pair.rank, tag="m")
-        [total] = pair.all_reduce([tf.constant([10 * c.rank])], name="sum")
-        return pair.rank, int(received[0]), int(total[0])
-
-    assert threads.run(4, work) == [(0, 1, 10), (1, 0, 10), (0, 3, 50), (1, 2, 50)]

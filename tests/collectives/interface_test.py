@@ -122,19 +122,6 @@ def test_two_operations_are_enough():
     np.testing.assert_array_equal(share, [0, 1, 2, 3])
 
 
-TENSORS = [tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([5, 6, 7, 8])]
-
-
-@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
-def test_a_single_replica_gets_its_tensors_back(operation):
-    results = getattr(OneReplica(), operation)(TENSORS, name="call")
-    assert isinstance(results, list)
-    for result, tensor in zip(results, TENSORS, strict=True):
-        np.testing.assert_array_equal(result, tensor)
-        assert result.dtype == tensor.dtype
-        assert result is tensor or operation not in ("all_reduce", "all_gather"), "nothing is copied"
-
-
 def test_size_and_rank_of_a_single_replica():
     assert (OneReplica().size, OneReplica().rank) == (1, 0)
     OneReplica().barrier(name="barrier")

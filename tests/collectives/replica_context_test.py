@@ -22,16 +22,6 @@ def test_outside_of_a_replica_function_it_says_so(mirrored2):
         mirrored2.collectives.all_reduce([tf.constant(1.0)], name="reduce")
 
 
-def test_rank_is_a_tensor_where_one_trace_serves_several_replicas(mirrored2):
-    ranks = mirrored2.run(lambda: tf.identity(mirrored2.collectives.rank))
-    assert [rank.dtype for rank in mirrored2.local(ranks)] == [tf.int32, tf.int32]
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "uint8", "bool"])
-def test_what_cannot_be_gathered_is_not_promised(dtype):
-    assert tf.as_dtype(dtype) not in ReplicaContextCollectives(2).wire.gathers
-
-
 def test_options_reach_the_engine(mirrored2, monkeypatch):
     seen = []
     options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=123)
@@ -50,10 +40,6 @@ def test_options_reach_the_engine(mirrored2, monkeypatch):
     collectives.all_reduce([tf.constant(1.0)], "mean", name="reduce")
     collectives.all_gather([tf.constant([1.0])], name="gather")
     assert seen == [("MEAN", options), (0, options)]
-
-
-def test_outside_of_a_step_there_is_one_replica():
-    assert isinstance(current(), OneReplica)
 
 
 def test_using_is_undone_even_by_an_error():

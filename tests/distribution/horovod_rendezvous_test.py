@@ -1,5 +1,6 @@
-"""Addresses by which processes on several hosts find each other; `conformance` has real processes on one host."""
+"""The start of Horovod: its library, and addresses of several hosts; `conformance` has real processes on one host."""
 
+import dataclasses
 import os
 import socket
 
@@ -13,7 +14,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.job_token import Route
 from tfdist.distribution import horovod_rendezvous
-from tfdist.distribution.horovod_rendezvous import Choice
+from tfdist.distribution.horovod_rendezvous import Choice, choose_library, rank_choice
 from tfdist.errors import InputError
 
 
@@ -132,32 +133,48 @@ BY_MPIRUN = Cluster(1, 2, 1, 2, source="MPI")
 PLACED = {"HOROVOD_RANK": "1", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
+FASTER, SAID, GIVEN = "because it is faster", "as --communication says", "as TFDIST_COMMUNICATION says"
+BY_PROGRAM, BY_RUN = "because the program does not choose", "because horovodrun started the processes"
+GLOO, MPI_STEPS = ["group", "rendezvous", "Horovod"], ["group", "MPI", "Horovod"]
+GROUP_LAST = ["Horovod", "group"]
+
+
 @pytest.mark.parametrize(
-    ("cluster", "variables", "communication", "steps"),
+    ("cluster", "variables", "communication", "steps", "reason"),
     [
-        (BY_TF_CONFIG, {}, "auto", ["group", "rendezvous", "Horovod"]),
-        (BY_TF_CONFIG, {}, "gloo", ["group", "rendezvous", "Horovod"]),
-        (BY_TF_CONFIG, {}, "mpi", ["group", "MPI", "Horovod"]),
-        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "auto", ["group", "MPI", "Horovod"]),
-        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "gloo", ["group", "rendezvous", "Horovod"]),
-        (BY_LAUNCH, PLACED, "auto", ["group", "Horovod"]),
-        (BY_LAUNCH, PLACED, "mpi", ["group", "MPI", "Horovod"]),
-        (BY_HOROVODRUN, PLACED, "auto", ["Horovod", "group"]),
-        (BY_HOROVODRUN, PLACED, "gloo", ["Horovod", "group"]),
-        (BY_MPIRUN, {}, "auto", ["Horovod", "group"]),
-        (BY_MPIRUN, {}, "mpi", ["Horovod", "group"]),
+        (BY_TF_CONFIG, {}, "auto", MPI_STEPS, FASTER),
+        (BY_TF_CONFIG, {}, "gloo", GLOO, SAID),
+        (BY_TF_CONFIG, {}, "mpi", MPI_STEPS, SAID),
+        (BY_TF_CONFIG, {}, "", GLOO, BY_PROGRAM),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "auto", MPI_STEPS, GIVEN),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "gloo", GLOO, SAID),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "gloo"}, "auto", GLOO, GIVEN),
+        (BY_TF_CONFIG, {"HOROVOD_CONTROLLER": "gloo"}, "auto", GLOO, "as HOROVOD_CONTROLLER says"),
+        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "MPI"}, "auto", MPI_STEPS, "as HOROVOD_CPU_OPERATIONS says"),
+        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "mpi"}, "", GLOO, BY_PROGRAM),
+        (BY_LAUNCH, PLACED, "gloo", ["group", "Horovod"], SAID),
+        (BY_LAUNCH, PLACED, "mpi", MPI_STEPS, SAID),
+        (BY_LAUNCH, {**PLACED, "TFDIST_GROUP": "127.0.0.1:1"}, "auto", MPI_STEPS, FASTER),
+        (BY_HOROVODRUN, PLACED, "auto", GROUP_LAST, BY_RUN),
+        (BY_HOROVODRUN, PLACED, "gloo", GROUP_LAST, SAID),
+        (BY_MPIRUN, {"HOROVOD_CONTROLLER": "gloo"}, "auto", GROUP_LAST, "because mpirun started the processes"),
+        (BY_MPIRUN, {}, "mpi", GROUP_LAST, "because mpirun started the processes"),
     ],
 )
-def test_who_exchanges_the_addresses_depends_on_the_library_and_the_launcher(
-    monkeypatch, cluster, variables, communication, steps
+def test_the_library_is_the_users_choice_or_that_of_the_launcher_or_the_faster_one(
+    monkeypatch, cluster, variables, communication, steps, reason
 ):
+    """And it decides, with the launcher, who exchanges the addresses."""
     started = Started(monkeypatch, variables)
+    started.automatic = Choice("mpi", FASTER)
+    monkeypatch.setattr(horovod_rendezvous.hvd, "mpi_enabled", lambda: True)
+    monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: "MPICH 4.3.2")
     horovod_rendezvous.start_horovod(cluster, started.join, communication=communication, process_sets="dynamic")
-    assert started.steps == steps
-    assert started.options == {"process_sets": "dynamic"}
+    assert (started.steps, started.options) == (steps, {"process_sets": "dynamic"})
     if "MPI" in steps:
         assert started.libraries == ("mpi", "mpi")
     assert os.environ.get("HOROVOD_CONTROLLER") == variables.get("HOROVOD_CONTROLLER")  # otherwise the user's choice
+    assert horovod_rendezvous.describe_communication() == f"Horovod uses MPICH 4.3.2, {reason}."
 
 
 def test_the_coordinator_is_sent_where_eager_execution_is_disabled(monkeypatch):
@@ -215,33 +232,6 @@ def test_what_needs_mpirun_or_a_first_start_is_refused(monkeypatch, variables, s
     assert started.steps == []
 
 
-@pytest.mark.parametrize(
-    ("cluster", "variables", "communication", "used", "reason"),
-    [
-        (BY_TF_CONFIG, {}, "auto", "MPI", "because it is faster"),
-        (BY_LAUNCH, {**PLACED, "TFDIST_GROUP": "127.0.0.1:1"}, "auto", "MPI", "because it is faster"),
-        (BY_TF_CONFIG, {}, "gloo", "rendezvous", "as --communication says"),
-        (BY_TF_CONFIG, {}, "", "rendezvous", "because the program does not choose"),
-        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "gloo"}, "auto", "rendezvous", "as TFDIST_COMMUNICATION says"),
-        (BY_TF_CONFIG, {"HOROVOD_CONTROLLER": "gloo"}, "auto", "rendezvous", "as HOROVOD_CONTROLLER says"),
-        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "MPI"}, "auto", "MPI", "as HOROVOD_CPU_OPERATIONS says"),
-        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "mpi"}, "", "rendezvous", "because the program does not choose"),
-        (BY_HOROVODRUN, PLACED, "auto", "Horovod", "because horovodrun started the processes"),
-        (BY_MPIRUN, {"HOROVOD_CONTROLLER": "gloo"}, "auto", "Horovod", "because mpirun started the processes"),
-    ],
-)
-def test_auto_is_the_users_choice_or_else_that_of_the_launcher_or_the_faster_one(
-    monkeypatch, cluster, variables, communication, used, reason
-):
-    started = Started(monkeypatch, variables)
-    started.automatic = Choice("mpi", "because it is faster")
-    monkeypatch.setattr(horovod_rendezvous.hvd, "mpi_enabled", lambda: True)
-    monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: "MPICH 4.3.2")
-    horovod_rendezvous.start_horovod(cluster, started.join, communication=communication)
-    assert next(step for step in started.steps if step != "group") == used
-    assert horovod_rendezvous.describe_communication() == f"Horovod uses MPICH 4.3.2, {reason}."
-
-
 def test_a_second_start_takes_the_library_that_the_first_one_chose(monkeypatch):
     started = Started(monkeypatch, {})
     started.automatic = Choice("mpi", "because it is faster")
@@ -290,3 +280,66 @@ def test_a_horovod_that_cannot_start_mpi_is_refused(monkeypatch, library, messag
 )
 def test_a_library_has_its_name_and_version(version, name):
     assert horovod_rendezvous.library_name(version) == name
+
+
+ONE_HOST = Cluster(1, 4, 1, 4, source="TF_CONFIG")
+WITH_GROUP = {"HOROVOD_RANK": "1", "TFDIST_GROUP": "127.0.0.1:1"}
+MPICH = "MPICH 4.3.2"
+
+
+def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
+    for cluster, environment in ((ONE_HOST, {}), (dataclasses.replace(ONE_HOST, source="Horovod"), WITH_GROUP)):
+        found = rank_choice(cluster, 2, MPICH, False, environment)
+        assert found == Choice("mpi", "because all ranks are on one host, with 2 cores each")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cluster": Cluster()}, "this is one process"),
+        ({"cluster": Cluster(1, 4, 1, 2)}, "the job is on several hosts"),
+        ({"environment": {"TFDIST_ELASTIC": "1"}}, "the job is elastic"),
+        ({"environment": {"HOROVOD_ELASTIC": "1"}}, "the job is elastic"),
+        ({"environment": {"HOROVOD_RANK": "1"}}, "horovodrun started the processes"),
+        ({"has_gpus": True}, "the ranks have GPUs"),
+        ({"cores": 1}, "MPI needs 2 cores per rank, of which it keeps one busy, and there are 1"),
+        ({"cores": 1.5}, "MPI needs 2 cores per rank, of which it keeps one busy, and there are 1.5"),
+        ({"mpi": ""}, "Horovod was built without MPI"),
+        ({"mpi": "Open MPI 5.0.11"}, "only mpirun can start Open MPI 5.0.11"),
+    ],
+)
+def test_gloo_is_taken_elsewhere_and_the_reason_said(changes, reason):
+    given = {"cluster": ONE_HOST, "cores": 8, "mpi": MPICH, "has_gpus": False, "environment": {}, **changes}
+    assert rank_choice(**given) == Choice("gloo", f"because {reason}")
+
+
+class Job:
+    """A group of three ranks, with given choices of the others."""
+
+    def __init__(self, *others):
+        self.others = others
+
+    def gather(self, name, value):
+        return [*map(list, self.others), value]
+
+
+@pytest.fixture
+def large_host(monkeypatch):
+    monkeypatch.setattr(horovod_rendezvous, "cores_per_process", lambda local_size, assigned: 8)
+    monkeypatch.setattr(horovod_rendezvous, "cpu_quota", lambda: 24.0)
+    monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: MPICH)
+    monkeypatch.setattr(horovod_rendezvous.tf.config, "list_physical_devices", lambda kind: [])
+    for name in ("HOROVOD_RANK", *horovod_rendezvous.ELASTIC_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_rank_that_has_a_reason_against_mpi_decides_for_all(large_host):
+    mine, cores = Choice("mpi", "because all ranks are on one host, with 6 cores each"), Choice("gloo", "because cores")
+    assert choose_library(Job(mine, mine), ONE_HOST) == mine
+    assert choose_library(Job(mine, cores), ONE_HOST) == cores
+    assert choose_library(Job(cores, Choice("gloo", "because gpus")), ONE_HOST) == cores
+
+
+def test_a_limit_of_the_container_counts_as_fewer_cores(large_host, monkeypatch):
+    monkeypatch.setattr(horovod_rendezvous, "cpu_quota", lambda: 4.0)
+    assert choose_library(Job(), ONE_HOST).reason.endswith("and there are 1")

@@ -95,15 +95,6 @@ class TestEngines:
     def setup(self, strategy, request):
         self.strategy = request.getfixturevalue(strategy)
 
-    def test_replicas_of_this_process(self, strategy):
-        assert self.strategy.local_replicas == range(self.strategy.replicas)
-        assert len(self.strategy.local(self.strategy.run(lambda: tf.constant(1)))) == self.strategy.replicas
-        assert self.strategy.is_chief
-
-    def test_arguments_and_results_are_structures(self, strategy):
-        results = self.strategy.run(lambda pair: {"sum": pair[0] + pair[1]}, (tf.constant(1), tf.constant(2)))
-        assert [int(x) for x in self.strategy.local(results["sum"])] == [3] * self.strategy.replicas
-
     def test_elements_go_round_the_replicas(self, strategy):
         asked = []
 

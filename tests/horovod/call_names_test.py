@@ -72,37 +72,29 @@ def test_every_signature_is_horovods(name, theirs):
         assert same or key == "name", (key, mine, value)
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (("x", "a name"), {"tensor": "x", "name": "a name"}),
-        (("x", None, True), {"tensor": "x", "name": None, "average": True}),
-        (
-            ("x", None, None, 0.5, 2.0),
-            {"tensor": "x", "name": None, "average": None, "prescale_factor": 0.5, "postscale_factor": 2.0},
-        ),
-        (("x", False), {"tensor": "x", "average": False}),
-        (("x", None, "/gpu:0"), {"tensor": "x", "average": None, "device_dense": "/gpu:0"}),
-    ],
-)
-def test_allreduce_is_called_in_both_forms(call, expected):
-    assert received(hvd.allreduce, *call) == expected
+FP16 = hvd.Compression.fp16
 
 
 @pytest.mark.parametrize(
-    ("call", "expected"),
+    ("function", "call", "expected"),
     [
-        (("x", "a name"), {"tensor": "x", "name": "a name"}),
-        (("x", None, hvd.Sum), {"tensor": "x", "name": None, "op": hvd.Sum}),
-        (("x", "/cpu:0"), {"tensor": "x", "device_dense": "/cpu:0"}),
+        (hvd.allreduce, ("a name",), {"name": "a name"}),
+        (hvd.allreduce, (None, True), {"name": None, "average": True}),
         (
-            ("x", "GPU:0", hvd.Compression.fp16),
-            {"tensor": "x", "device_dense": "GPU:0", "compression": hvd.Compression.fp16},
+            hvd.allreduce,
+            (None, None, 0.5, 2.0),
+            {"name": None, "average": None, "prescale_factor": 0.5, "postscale_factor": 2.0},
         ),
+        (hvd.allreduce, (False,), {"average": False}),
+        (hvd.allreduce, (None, "/gpu:0"), {"average": None, "device_dense": "/gpu:0"}),
+        (hvd.reducescatter, ("a name",), {"name": "a name"}),
+        (hvd.reducescatter, (None, hvd.Sum), {"name": None, "op": hvd.Sum}),
+        (hvd.reducescatter, ("/cpu:0",), {"device_dense": "/cpu:0"}),
+        (hvd.reducescatter, ("GPU:0", FP16), {"device_dense": "GPU:0", "compression": FP16}),
     ],
 )
-def test_reducescatter_is_called_in_both_forms(call, expected):
-    assert received(hvd.reducescatter, *call) == expected
+def test_operations_are_called_in_both_forms(function, call, expected):
+    assert received(function, "x", *call) == {"tensor": "x", **expected}
 
 
 def test_an_argument_given_twice_is_pythons_error():
@@ -112,15 +104,9 @@ def test_an_argument_given_twice_is_pythons_error():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in dir(OF_KERAS.callbacks) if name.endswith(("Callback", "Checkpoint"))]
-)
-def test_callbacks_take_horovods_arguments(name):
-    assert arguments(getattr(hvd.callbacks, name)) == arguments(getattr(OF_KERAS.callbacks, name))
-
-
-@pytest.mark.parametrize(
     ("name", "home"),
     [
+        *((n, OF_KERAS.callbacks) for n in dir(OF_KERAS.callbacks) if n.endswith(("Callback", "Checkpoint"))),
         ("TensorFlowKerasState", ORIGINAL.elastic),
         ("TensorFlowState", ORIGINAL.elastic),
         ("KerasState", OF_KERAS.elastic),
@@ -131,8 +117,9 @@ def test_callbacks_take_horovods_arguments(name):
         ("run", ORIGINAL.elastic),
     ],
 )
-def test_elastic_takes_horovods_arguments(name, home):
-    assert arguments(getattr(hvd.elastic, name)) == arguments(getattr(home, name))
+def test_callbacks_and_states_take_horovods_arguments(name, home):
+    ours = hvd.callbacks if home is OF_KERAS.callbacks else hvd.elastic
+    assert arguments(getattr(ours, name)) == arguments(getattr(home, name))
 
 
 @pytest.mark.parametrize("module", [ORIGINAL, OF_KERAS, OF_PLAIN_KERAS], ids=lambda module: module.__name__)
@@ -143,7 +130,7 @@ def test_every_public_name_of_horovods_is_there_or_is_refused_by_name(module):
                 getattr(hvd, name)
         else:
             assert getattr(hvd, name) is not None
-    assert set(public(ORIGINAL.elastic)) <= set(dir(hvd.elastic))
+    assert {*public(ORIGINAL.elastic), *OF_KERAS.elastic.__all__} <= set(dir(hvd.elastic))
 
 
 def test_modules_that_scripts_import_from():
@@ -161,10 +148,6 @@ def test_modules_that_scripts_import_from():
     hvd.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", ORIGINAL.__file__, "mpi_lib")
     with pytest.raises(ImportError, match="Extension horovod.torch has not been built"):
         hvd.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", ORIGINAL.__file__, "no_lib")
-
-
-def test_every_public_name_of_horovods_elastic_keras_is_there():
-    assert set(OF_KERAS.elastic.__all__) <= set(dir(hvd.elastic))
 
 
 def test_operations_have_horovods_numbers():

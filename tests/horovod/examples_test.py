@@ -20,16 +20,6 @@ OURS = "import tfdist.horovod as hvd\n"
 RATE = 0.006
 
 
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The results of plain Keras with global batches in one process."""
-    folder = tmp_path_factory.mktemp("one_process")
-    command = [sys.executable, str(HERE / "one_process.py"), str(folder)]
-    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
 @pytest.mark.parametrize(
     ("ranks", "through"),
     [
@@ -38,20 +28,26 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         pytest.param(2, [WITHOUT_HOROVOD], marks=pytest.mark.full),
     ],
 )
-def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_process, tmp_path):
-    """Ranks are bitwise equal; weights and metrics equal those of plain Keras with global batches to 1e-9 of their norm."""
-    command = [sys.executable, *through, str(HERE / "examples_worker.py"), str(tmp_path), str(RATE / ranks)]
+def test_scripts_with_the_import_changed_are_one_process(ranks, through, tmp_path):
+    """Ranks are bitwise equal; weights and metrics equal those of one rank with global batches to 1e-9 of their norm.
+
+    optimizer_test.py compares the optimizer and the tape with plain Keras.
+    """
+    worker, alone = str(HERE / "examples_worker.py"), tmp_path / "alone"
+    alone.mkdir()
+    reference = [sys.executable, worker, str(alone), str(RATE), str(ranks)]
+    done = subprocess.run(reference, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    command = [sys.executable, *through, worker, str(tmp_path), str(RATE / ranks)]
     with processes.job(command, ranks, ENVIRONMENT) as job:
         ended = job.wait(300)
     assert [end.code for end in ended] == [0] * ranks, "\n".join(end.output for end in ended)
     assert "finished gradual learning rate warmup to 0.006" in ended[0].output
     assert "Images per second on all ranks" in ended[0].output
-    for name, reference in (
-        ("keras_fit", f"keras_fit-{ranks}"),
-        ("gradient_tape", "gradient_tape"),
-        ("synthetic_benchmark", "synthetic_benchmark"),
-    ):
-        expected = np.load(one_process / f"{reference}.npz")
+    rates = np.load(tmp_path / "keras_fit-0.npz")["history/lr"]
+    np.testing.assert_allclose(rates, [RATE / ranks * (1 + (ranks - 1) / 2), RATE, RATE], rtol=1e-6)
+    for name in ("keras_fit", "gradient_tape", "synthetic_benchmark"):
+        expected = np.load(alone / f"{name}-0.npz")
         found = [np.load(tmp_path / f"{name}-{rank}.npz") for rank in range(ranks)]
         for key in expected.files:
             assert len({rank[key].tobytes() for rank in found}) == 1, f"{name}: {key} differs between ranks"

@@ -3,7 +3,6 @@
 import pathlib
 import re
 import signal
-import time
 
 import psutil
 import pytest
@@ -17,11 +16,6 @@ from tests.horovod.jobs import launched
 pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.separable]
 
 START_SECONDS = 300.0
-LATE = """
-import os, sys, time
-time.sleep(20 * int(os.environ["HOROVOD_RANK"]))
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
 
 
 def train(*flags: str) -> list[str]:
@@ -40,18 +34,6 @@ def send_to_rank_1(job: processes.Job, number: signal.Signals) -> None:
     psutil.Process(victim).send_signal(number)
 
 
-def stopped(*flags: str) -> processes.EndedProcess:
-    """Stops rank 1 of a job after some steps; returns the launcher's end. No process may be left."""
-    with processes.job(launched(train(*flags)), 1) as job:
-        job.wait_for(0, "step 20/", START_SECONDS)
-        ranks = psutil.Process(job.processes[0].pid).children(recursive=True)
-        send_to_rank_1(job, signal.SIGSTOP)
-        [end] = job.wait(300)
-        _, left = psutil.wait_procs(ranks, 5)
-    assert not left
-    return end
-
-
 def preempted(job: processes.Job) -> str:
     """Preempts a job; returns the name of its newest checkpoint."""
     job.processes[0].send_signal(signal.SIGTERM)
@@ -60,24 +42,31 @@ def preempted(job: processes.Job) -> str:
     return max(path.name for path in pathlib.Path("run/checkpoints").glob("step-*"))
 
 
-def reasons(end: processes.EndedProcess) -> list[str]:
-    return [line for line in end.output.splitlines() if re.match(r"tfdist launch: .*(ended with code|is lost)", line)]
-
-
-def test_a_rank_that_is_stopped_is_stalled() -> None:
-    # An evaluation is not limited.
-    end = stopped("--stall_warning_seconds=2", "--stall_shutdown_seconds=4", "--eval_every=1000000")
-    assert end.code == 4, end.output
-    [why] = reasons(end)
-    assert "ended with code 4 (stalled): the call from step " in why, why
-    assert "in a call: 0; no answer: 1." in end.output
-
-
-def test_a_rank_that_is_stopped_is_lost_before_it_is_stalled() -> None:
-    end = stopped()
-    assert end.code == 5, end.output
-    [why] = reasons(end)
-    assert "rank 1" in why and "no heartbeat for 20 s" in why, why
+@pytest.mark.parametrize(
+    ("flags", "code", "words", "details"),
+    [
+        (  # an evaluation is not limited
+            ("--stall_warning_seconds=2", "--stall_shutdown_seconds=4", "--eval_every=1000000"),
+            4,
+            ["ended with code 4 (stalled): the call from step "],
+            "in a call: 0; no answer: 1.",
+        ),
+        ((), 5, ["rank 1", "no heartbeat for 20 s"], ""),
+    ],
+    ids=["stalled", "lost"],
+)
+def test_a_rank_that_is_stopped_ends_the_job(flags: tuple[str, ...], code: int, words: list[str], details: str) -> None:
+    """And no process is left."""
+    with processes.job(launched(train(*flags)), 1) as job:
+        job.wait_for(0, "step 20/", START_SECONDS)
+        ranks = psutil.Process(job.processes[0].pid).children(recursive=True)
+        send_to_rank_1(job, signal.SIGSTOP)
+        [end] = job.wait(300)
+        _, left = psutil.wait_procs(ranks, 5)
+    assert not left and end.code == code, end.output
+    lines = end.output.splitlines()
+    [why] = [line for line in lines if re.match(r"tfdist launch: .*(ended with code|is lost)", line)]
+    assert all(word in why for word in words) and details in end.output, why
 
 
 def test_a_job_that_is_preempted_is_saved_and_goes_on() -> None:
@@ -101,19 +90,3 @@ def test_a_rank_that_is_killed_is_restarted_from_a_checkpoint() -> None:
         [why] = [line for line in job.output(0).splitlines() if "restart 1 of 1" in line]
         assert "tfdist launch: rank 1 ended with code 137 (killed by SIGKILL). Its log: " in why, why
         preempted(job)
-
-
-def test_a_rank_that_is_late_is_waited_for() -> None:
-    began = time.monotonic()
-    command = launched(["-c", LATE, *train("--steps=20")])
-    with processes.job(command, 1) as job:
-        [end] = job.wait(START_SECONDS)
-    assert end.code == 0 and time.monotonic() - began > 20, end.output
-
-
-def test_a_rank_that_is_too_late_is_named() -> None:
-    command = launched(["-c", LATE, *train("--start_timeout_seconds=8")])
-    with processes.job(command, 1) as job:
-        [end] = job.wait(START_SECONDS)
-    assert end.code == 5, end.output
-    assert "[0] tfdist train: rank 1 did not reach 'start' within 8 s (never connected: rank 1)." in end.output

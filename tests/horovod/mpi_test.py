@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("horovod")
 
 from tests import processes
+from tests.horovod.jobs import launched
 
 pytestmark = pytest.mark.processes
 
@@ -39,11 +40,6 @@ while "killed" in sys.argv:
 """
 
 
-def launched(launcher: str, *arguments: str) -> list[str]:
-    flags = ("--processes=2", f"--launcher={launcher}", "--", sys.executable)
-    return [sys.executable, "-m", "tfdist.launch", *flags, *arguments]
-
-
 @pytest.fixture(autouse=True)
 def in_an_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,7 +54,9 @@ def in_an_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Pat
     ],
 )
 def test_programs_use_mpi_if_the_environment_says_so(launcher: str, chosen: dict[str, str], cycle: str) -> None:
-    with processes.job(launched(launcher, "-c", PROGRAM), 1, {"TFDIST_COMMUNICATION": "mpi", **chosen}) as job:
+    with processes.job(
+        launched(["-c", PROGRAM], launcher=launcher), 1, {"TFDIST_COMMUNICATION": "mpi", **chosen}
+    ) as job:
         [end] = job.wait(300)
     assert end.code == 0, end.output
     for rank in range(2):
@@ -69,7 +67,9 @@ def test_programs_use_mpi_if_the_environment_says_so(launcher: str, chosen: dict
 
 
 def test_a_killed_rank_ends_the_job_although_the_others_poll_for_it() -> None:
-    with processes.job(launched("tensorflow", "-c", PROGRAM, "killed"), 1, {"TFDIST_COMMUNICATION": "mpi"}) as job:
+    with processes.job(
+        launched(["-c", PROGRAM, "killed"], launcher="tensorflow"), 1, {"TFDIST_COMMUNICATION": "mpi"}
+    ) as job:
         [end] = job.wait(300)
     assert end.code == 137, end.output
     assert "tfdist launch: rank 1 ended with code 137 (killed by SIGKILL)" in end.output
@@ -100,7 +100,7 @@ ON_CORES = """
 import os, pathlib, runpy, sys
 from tfdist.cluster import affinity
 affinity.QUOTA = pathlib.Path("none")
-cores = set(range(int(sys.argv.pop(1))))
+cores = set(range(4))
 os.sched_getaffinity, os.cpu_count = lambda pid: cores, lambda: len(cores)
 runpy.run_module("tfdist.train", run_name="__main__", alter_sys=True)
 """
@@ -111,19 +111,9 @@ def unwrapped(text: str) -> str:
     return re.sub(r"\n(\[\d+\] )? {10}", " ", text)
 
 
-@pytest.mark.parametrize(
-    ("cores", "expected"),
-    [
-        ("4", r"Horovod uses MPICH [\d.]+, because all ranks are on one host, with 2 cores each\."),
-        pytest.param(  # tests/distribution/horovod_automatic_test.py
-            "3",
-            r"Horovod uses Gloo, because MPI needs 2 cores per rank, of which it keeps one busy, and there are 1\.",
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_auto_takes_mpi_if_the_ranks_have_cores_for_it_and_says_so(cores: str, expected: str) -> None:
-    train = launched("horovod", "-c", ON_CORES, cores, "--steps=4", "--output_dir=run")
+def test_auto_takes_mpi_if_the_ranks_have_cores_for_it_and_says_so() -> None:
+    expected = r"Horovod uses MPICH [\d.]+, because all ranks are on one host, with 2 cores each\."
+    train = launched(["-c", ON_CORES, "--steps=4", "--output_dir=run"])
     with processes.job(train, 1, {"TFDIST_COMMUNICATION": "", "CUDA_VISIBLE_DEVICES": ""}) as job:
         [end] = job.wait(300)
     assert end.code == 0, end.output

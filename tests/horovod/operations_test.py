@@ -251,11 +251,6 @@ def test_a_start_that_is_refused_is_followed_by_one_that_works(ranks):
     for rank in ranks:
         assert rank["refused starts"] == [
             "A process set must have ranks from 0 to 2. Received: [0, 7]. Leave out the others.",
-            "Each process set must have different ranks, and not all of them. Received: [0] again. Use that set, or "
-            "leave out process_set for all ranks.",
-            "Each process set must have different ranks, and not all of them. Received: [0, 1, 2] again. Use that set, or "
-            "leave out process_set for all ranks.",
-            "process_sets takes hvd.ProcessSet([...]). Received: 'set'. Make a set of it.",
             "The hvd.init argument process_sets differs: rank 0 has [], ranks 1, 2 have [[0]]. It must be the same on every "
             "process.",
         ]
@@ -289,21 +284,16 @@ ERRORS = {
     "reducescatter of a scalar": "InvalidArgumentError",
     "alltoall of a scalar": "InvalidArgumentError",
     "a root that is no rank": "InvalidArgumentError",
-    "a root below 0": "InvalidArgumentError",
     "allreduce of bool": "InvalidArgumentError",
     "allgather of strings": "InvalidArgumentError",
     "rows that cannot be divided": "InvalidArgumentError",
     "splits of more rows": "InvalidArgumentError",
     "maximum of slices": "NotImplementedError",
-    "Adasum of slices": "NotImplementedError",
     "slices and a factor before": "NotImplementedError",
-    "slices and a factor behind": "NotImplementedError",
     "op and average": "ValueError",
     "an operation that is none": "ValueError",
     "global variables": "RuntimeError",
     "an object in a graph of TensorFlow 1": "RuntimeError",
-    "objects in a graph of TensorFlow 1": "RuntimeError",
-    "an object in tf.function": "RuntimeError",
     "a session": "RuntimeError",
     "broadcast_object_fn": "RuntimeError",
     "a state with a session": "RuntimeError",
@@ -336,13 +326,13 @@ def test_operations_run_in_a_session_of_tensorflow_1(ranks):
     for rank in ranks:
         assert rank["broadcast in a session"] == [2.0]
         assert rank["broadcast_ in a session"] == [[2.0], [3]]
-        assert rank["in a session"] == [[n * (n + 1) / 2], [1.0 + r for r in range(n)], [1.0 * n]]
+        assert rank["operations in a session"] == [[n * (n + 1) / 2], [1.0 + r for r in range(n)], [1.0 * n]]
 
 
 @WITHOUT_HOROVOD
 def test_sessions_of_tensorflow_1_are_refused_in_one_line(ranks):
     for rank in ranks:
-        for key in ("broadcast in a session", "broadcast_ in a session", "in a session"):
+        for key in ("broadcast in a session", "broadcast_ in a session", "operations in a session"):
             assert rank[key].startswith("NoGraphError: hvd.")
             assert "in a graph of TensorFlow 1 needs Horovod. Received: a job on" in rank[key]
 

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import json
+import os
 import sys
 import time
 import warnings
@@ -21,13 +22,13 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.horovod as hvd
-from tests.horovod import drop_in_worker
 from tests.horovod.jobs import FLOATS, IN_GRAPHS, MOVED, REDUCED
 from tfdist.errors import TfdistError
 from tfdist.horovod import object_exchange, process
 
+HAS_HOROVOD = hvd.gloo_built()
 # Existing from the start: the first and the last of three ranks, and the one between them.
-SETS = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1])] if drop_in_worker.HAS_HOROVOD else None
+SETS = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1])] if HAS_HOROVOD else None
 OPS = (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product)
 found: dict[str, Any] = {}
 
@@ -59,6 +60,23 @@ def values(dtype: str, rank: int) -> tf.Tensor:
     return tf.cast(tf.range(1, 4) + rank, dtype)
 
 
+def raised(call: Callable[[], Any]) -> list[str]:
+    """Returns the message of the error that a call raises, and its classes; [""] if it raises none."""
+    try:
+        call()
+    except Exception as error:
+        return [str(error), *(kind.__name__ for kind in type(error).__mro__)]
+    return [""]
+
+
+def in_a_graph(call: Callable[[], Any]) -> Any:
+    """Returns the result of a call in a TensorFlow 1 graph, run by a session that only initializes the variables first."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        result = call()
+        session.run([variable.initializer for variable in tf.compat.v1.global_variables()])
+        return tf.nest.map_structure(lambda value: np.asarray(value).tolist(), session.run(result))
+
+
 class InSet:
     """`tfdist.horovod` with operations in a set, whose ranks are numbered from 0; broadcasts are from its last rank."""
 
@@ -87,7 +105,7 @@ def in_sets(rank: int, size: int) -> None:
     other, unknown = SETS[1 - rank % 2], hvd.ProcessSet([0])
     unknown.process_set_id = 10
     for name, wrong in (("of others", other), ("unknown", unknown)):
-        found[f"set {name}"] = drop_in_worker.raised(lambda wrong=wrong: hvd.allreduce(tf.ones([4]), process_set=wrong))
+        found[f"set {name}"] = raised(lambda wrong=wrong: hvd.allreduce(tf.ones([4]), process_set=wrong))
     inside = dict(found)
     found.clear()
     found.update(outside, inside=inside)
@@ -263,7 +281,7 @@ def process_sets(rank: int, size: int) -> None:
             loss = tf.reduce_sum(weights * (rank + 1.0))
         tape = hvd.DistributedGradientTape(tape, op=op, process_set=pair)
         note(f"set gradient{name}", tape.gradient(loss, [weights]))
-    found["set twice"] = [drop_in_worker.raised(lambda r=r: hvd.add_process_set(r))[-4] for r in ([2, 1], range(size))]
+    found["set twice"] = [raised(lambda r=r: hvd.add_process_set(r))[-4] for r in ([2, 1], range(size))]
     hvd.barrier()
     removed = [hvd.remove_process_set(pair), pair.process_set_id is None, hvd.remove_process_set(pair)]
     again = hvd.add_process_set(pair)
@@ -367,10 +385,79 @@ def left_out(rank: int, size: int) -> None:
     found["left out seconds"] = time.monotonic() - begun
 
 
-def drop_in(rank: int, size: int) -> None:
-    drop_in_worker.slices_and_scales(rank, size, found)
-    drop_in_worker.errors(rank, size, found)
-    drop_in_worker.graphs(rank, found)
+def slices_and_scales(rank: int, size: int) -> None:
+    def gathered(digits: tf.Tensor, fours: tf.Tensor) -> list[tf.Tensor]:
+        total = hvd.allreduce(tf.IndexedSlices(digits, [rank], [size]), op=hvd.Sum).values
+        return [total, hvd.allreduce(tf.IndexedSlices(fours, [rank], [size])).values]
+
+    given = tf.constant([2**53 + 1 + rank], tf.int64), tf.constant([4], tf.int64)
+    for where, call in (("eager", gathered), ("graph", tf.function(gathered))):
+        found[f"integer slices {where}"] = [[x.dtype.name, x.numpy().tolist()] for x in call(*given)]
+    whole = tf.constant([1 + rank] + [3] * (size - 1))
+    scaled = [
+        hvd.reducescatter(whole, op=hvd.Sum, prescale_factor=0.5),
+        hvd.reducescatter(tf.fill([size], tf.constant(3, tf.float16)), op=hvd.Sum, prescale_factor=0.3),
+        hvd.reducescatter(whole, prescale_factor=0.5, postscale_factor=3.0),
+    ]
+    found["scaled scatter"] = [x.numpy().tolist() for x in scaled]
+
+
+def errors(rank: int, size: int) -> None:
+    one, scalar = tf.ones([1]), tf.constant(1.0)
+    slices = tf.IndexedSlices(one, [0], [1])
+    calls: dict[str, Callable[[], Any]] = {
+        "allgather of a scalar": lambda: hvd.allgather(scalar),
+        "reducescatter of a scalar": lambda: hvd.reducescatter(scalar),
+        "alltoall of a scalar": lambda: hvd.alltoall(scalar),
+        "a root that is no rank": lambda: hvd.broadcast(one, size),
+        "allreduce of bool": lambda: hvd.allreduce(tf.constant([True])),
+        "allgather of strings": lambda: hvd.allgather(tf.constant(["a"])),
+        "rows that cannot be divided": lambda: hvd.alltoall(tf.ones([size + 1])),
+        "splits of more rows": lambda: hvd.alltoall(one, splits=[1] * size),
+        "maximum of slices": lambda: hvd.allreduce(slices, op=hvd.Max),
+        "slices and a factor before": lambda: hvd.allreduce(slices, op=hvd.Sum, prescale_factor=2.0),
+        "op and average": lambda: hvd.allreduce(one, op=hvd.Sum, average=True),
+        "an operation that is none": lambda: hvd.allreduce(one, op=17),
+        "global variables": lambda: hvd.broadcast_global_variables(0),
+        "an object in a graph of TensorFlow 1": lambda: in_a_graph(lambda: hvd.broadcast_object(rank)),
+        "a session": lambda: hvd.broadcast_object(rank, session="session"),
+        "broadcast_object_fn": lambda: hvd.elastic.broadcast_object_fn(),
+        "a state with a session": lambda: hvd.elastic.TensorFlowState([tf.Variable(1.0)], session="session"),
+        "a state of global variables": lambda: hvd.elastic.TensorFlowState(),
+    }
+    for name, call in calls.items():
+        found[f"error {name}"] = raised(call)
+
+
+def graphs(rank: int, size: int) -> None:
+    variable = tf.Variable(1.0 + rank)
+
+    @tf.function
+    def broadcast() -> tf.Tensor:
+        done = hvd.broadcast_variables([variable], root_rank=1)
+        with tf.control_dependencies([done]):
+            return variable + 0.0
+
+    found["broadcast in tf.function"] = [
+        float(broadcast()),
+        float(variable),
+        hvd.broadcast_variables([variable], 1) is None,
+    ]
+
+    def in_session() -> Any:
+        own = tf.compat.v1.Variable([1.0 + rank])
+        with tf.control_dependencies([hvd.broadcast_variables([own], root_rank=1)]):
+            return own.read_value()
+
+    def in_place() -> Any:
+        return hvd.broadcast_([tf.compat.v1.Variable([1.0 + rank]), tf.compat.v1.Variable([2 + rank])], 1)
+
+    def operations() -> Any:
+        own = tf.constant([1.0 + rank])
+        return [hvd.allreduce(own, op=hvd.Sum), hvd.allgather(own), hvd.broadcast(own, hvd.size() - 1)]
+
+    for name, call in (("broadcast", in_session), ("broadcast_", in_place), ("operations", operations)):
+        found[f"{name} in a session"] = in_a_graph(call) if HAS_HOROVOD else refused(lambda call=call: in_a_graph(call))
 
 
 def horovod_required_error(rank: int, size: int) -> None:
@@ -384,34 +471,29 @@ def horovod_required_error(rank: int, size: int) -> None:
     ]
 
 
-EXPERIMENTS = (earlier_objects, adasum, all_dtypes, shapes, finite_differences, drop_in)
+GRADIENTS_AND_ERRORS = (finite_differences, slices_and_scales, errors, graphs)
+EXPERIMENTS = (earlier_objects, adasum, all_dtypes, shapes, *GRADIENTS_AND_ERRORS)
 WITH_HOROVOD = (in_sets, *EXPERIMENTS, process_sets, joined, mismatches, skipped)
 WITHOUT_HOROVOD = (*EXPERIMENTS, horovod_required_error, mismatches, left_out)
 
 
+def refused_starts() -> list[str]:
+    """Returns the errors of `init` for process sets from which Horovod would not recover; in the second, the ranks differ."""
+    differing = [hvd.ProcessSet([0])] if json.loads(os.environ["TF_CONFIG"])["task"]["index"] else []
+    return [
+        raised(lambda given=given: hvd.init(process_sets=given))[0] for given in ([hvd.ProcessSet([0, 7])], differing)
+    ]
+
+
 def main() -> None:
-    comm = refused(lambda: hvd.init(comm=[0, 1]))
-    refused_starts = drop_in_worker.refused_starts() if drop_in_worker.HAS_HOROVOD else []
+    found["comm"] = refused(lambda: hvd.init(comm=[0, 1]))
+    found["refused starts"] = refused_starts() if HAS_HOROVOD else []
     hvd.init(process_sets=SETS)
     rank, size = hvd.rank(), hvd.size()
-    found["who"] = [
-        rank,
-        size,
-        hvd.local_rank(),
-        hvd.local_size(),
-        hvd.cross_rank(),
-        hvd.cross_size(),
-        hvd.is_homogeneous(),
-    ]
-    found["built"] = [
-        bool(hvd.gloo_built()),
-        bool(hvd.mpi_built()),
-        bool(hvd.nccl_built()),
-        bool(hvd.mpi_threads_supported()),
-        bool(hvd.mpi_enabled()),
-    ]
-    found["comm"], found["refused starts"] = comm, refused_starts
-    experiments = WITH_HOROVOD if drop_in_worker.HAS_HOROVOD else WITHOUT_HOROVOD
+    who = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
+    built = ("gloo_built", "mpi_built", "nccl_built", "mpi_threads_supported", "mpi_enabled")
+    found["who"], found["built"] = ([int(getattr(hvd, name)()) for name in names] for names in (who, built))
+    experiments = WITH_HOROVOD if HAS_HOROVOD else WITHOUT_HOROVOD
     for experiment in [globals()[name] for name in sys.argv[1:]] or experiments:
         experiment(rank, size)
     print(json.dumps(found))

@@ -46,6 +46,12 @@ def served():
         strategy.close()
 
 
+def launched(command, directory, workers=2, servers=2):
+    """Returns the command that starts workers and servers of a command of Python."""
+    flags = [f"--processes={workers}", f"--servers={servers}", f"--log_dir={directory}/logs"]
+    return [sys.executable, "-m", "tfdist.launch", *flags, "--", sys.executable, *command]
+
+
 TASKS = {
     "cnn": ["--model=cnn", "--dataset=digits", "--float64"],
     "compression": [
@@ -90,10 +96,9 @@ TASKS = {
     ],
 )
 def test_a_run_of_two_workers_equals_that_of_one_device_or_its_updates_made_again(task, staleness, tmp_path):
-    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=2", f"--log_dir={tmp_path}", "--"]
-    verify = [sys.executable, "-m", "tfdist.verify", "--strategy=parameter_server", f"--staleness={staleness}"]
+    verify = ["-m", "tfdist.verify", "--strategy=parameter_server", f"--staleness={staleness}"]
     flags = [*TASKS[task], "--steps=20", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
-    with processes.job([*launch, *verify, *flags], 1, processes.ONE_THREAD) as job:
+    with processes.job(launched([*verify, *flags], tmp_path), 1, processes.ONE_THREAD) as job:
         [end] = job.wait(120)
     assert end.code == 0, end.output
     assert ("One device makes the same updates" in end.output) == (staleness != "sync")
@@ -140,10 +145,9 @@ SHARED = ["--model=mlp", "--dataset=digits", "--steps=20", "--float64", "--optim
     ],
 )
 def test_updates_from_shares_of_three_workers_equal_those_made_again(staleness, more, change, code, tmp_path):
-    launch = [sys.executable, "-m", "tfdist.launch", "--processes=3", "--servers=2", f"--log_dir={tmp_path}", "--"]
     program = f"{change}\nimport runpy; runpy.run_module('tfdist.verify', run_name='__main__')"
-    verify = [sys.executable, "-c", program, "--strategy=parameter_server", f"--staleness={staleness}"]
-    with processes.job([*launch, *verify, *SHARED, *more], 1, processes.ONE_THREAD) as job:
+    verify = ["-c", program, "--strategy=parameter_server", f"--staleness={staleness}", *SHARED, *more]
+    with processes.job(launched(verify, tmp_path, workers=3), 1, processes.ONE_THREAD) as job:
         [end] = job.wait(120)
     assert end.code == code, end.output
     assert "One device makes the same updates" in end.output and ("NOT EQUAL" in end.output) == bool(code)
@@ -153,18 +157,9 @@ def test_updates_from_shares_of_three_workers_equal_those_made_again(staleness, 
 @pytest.mark.processes
 @pytest.mark.full
 def test_the_errors_of_both_workers_are_saved(tmp_path):
-    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=1", f"--log_dir={tmp_path}/logs", "--"]
     flags = ["--strategy=parameter_server", "--staleness=async", *TASKS["compression"][:2], *TASKS["compression"][3:]]
-    train = [
-        sys.executable,
-        "-m",
-        "tfdist.train",
-        *flags,
-        "--steps=20",
-        "--checkpoint_every=20",
-        f"--output_dir={tmp_path}/run",
-    ]
-    processes.finish([*launch, *train], environment=processes.ONE_THREAD)
+    train = ["-m", "tfdist.train", *flags, "--steps=20", "--checkpoint_every=20", f"--output_dir={tmp_path}/run"]
+    processes.finish(launched(train, tmp_path, servers=1), environment=processes.ONE_THREAD)
     checkpoint = Checkpoint.open(tmp_path / "run/checkpoints/step-000000020")
     first, second = checkpoint.read("replica_state/conv_0/kernel/error")
     assert np.any(first) and np.any(second) and np.any(first != second)
@@ -174,17 +169,17 @@ def test_the_errors_of_both_workers_are_saved(tmp_path):
 def test_training_goes_on_when_a_worker_is_killed_and_counts_each_step_once(tmp_path):
     flags = ["--strategy=parameter_server", "--staleness=bounded(0)", "--model=tests.end_to_end.chaos.network:network"]
     more = ["--dataset=digits", "--steps=300", "--checkpoint_every=150", "--eval_every=150", "--optimizer=adamw"]
-    train = [sys.executable, "-m", "tfdist.train", *flags, *more, "--batch_size=48"]
-    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=1", f"--log_dir={tmp_path}/logs", "--"]
-    served = [*launch, *train, f"--output_dir={tmp_path}/served"]
-    with processes.job(served, 1, processes.ONE_THREAD) as job:
+    train = ["-m", "tfdist.train", *flags, *more, "--batch_size=48"]
+    served = [*train, f"--output_dir={tmp_path}/served"]
+    with processes.job(launched(served, tmp_path, servers=1), 1, processes.ONE_THREAD) as job:
         begun = tmp_path / "served/ledger/start-0-rank-0.bin"
         wait_for(lambda: begun.exists() and begun.stat().st_size, 120)
         os.kill(child_of_rank(job.processes[0].pid, 1), signal.SIGKILL)
         [end] = job.wait(120)
     assert end.code == 0, end.output
     assert "Worker rank 1 is lost" in end.output and "continues with 1 of 2 workers" in end.output
-    processes.finish([*train, "--servers=0", f"--output_dir={tmp_path}/alone"], environment=processes.ONE_THREAD)
+    alone = [sys.executable, *train, "--servers=0", f"--output_dir={tmp_path}/alone"]
+    processes.finish(alone, environment=processes.ONE_THREAD)
     records = [json.loads(text) for text in (tmp_path / "served/metrics.jsonl").read_text().splitlines()]
     records = [record for record in records if record["kind"] == "train"]
     updates = [[worker["updates"] for worker in record["workers"]] for record in records]
@@ -199,24 +194,15 @@ def test_training_goes_on_when_a_worker_is_killed_and_counts_each_step_once(tmp_
 @pytest.mark.processes
 @pytest.mark.full
 def test_a_replay_that_is_resumed_ends_as_the_recorded_run(tmp_path):
-    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=2", f"--log_dir={tmp_path}/logs", "--"]
     task = ["--model=tests.end_to_end.chaos.network:network", "--dataset=digits", "--optimizer=sgd(momentum=0.9)"]
-    train = [
-        *launch,
-        sys.executable,
-        "-m",
-        "tfdist.train",
-        "--strategy=parameter_server",
-        *task,
-        "--checkpoint_every=20",
-    ]
+    train = ["-m", "tfdist.train", "--strategy=parameter_server", *task, "--checkpoint_every=20"]
     run, replay = f"{tmp_path}/run", f"--staleness=replay({tmp_path}/run/ledger)"
     for flags in (
         ["--staleness=async(late=scale(0.1), pull_every=3)", "--steps=40", f"--output_dir={run}"],
         [replay, "--steps=20", f"--output_dir={tmp_path}/again"],
         [replay, "--steps=40", f"--output_dir={tmp_path}/again"],
     ):
-        processes.finish([*train, *flags], environment=processes.ONE_THREAD)
+        processes.finish(launched([*train, *flags], tmp_path), environment=processes.ONE_THREAD)
     found, expected = (ending(tmp_path / name, 40) for name in ("again", "run"))
     assert found.tensors == expected.tensors and found.proof == expected.proof == ""
     assert [record["loss"] for record in found.records] == [record["loss"] for record in expected.records]
@@ -387,14 +373,6 @@ REFUSED = {
     "a method that sums": (
         lambda strategy: small(strategy, compression="powersgd(rank=2)", compression_min_bytes=1),
         r"use fp16, bf16, .*Received: compression=powersgd\(rank=2\)",
-    ),
-    "a codec of one's own": (
-        lambda strategy: small(strategy, compression="tfdist.gradients.compression.methods.casts:FP16"),
-        "use fp16, bf16, .*methods.casts:FP16",
-    ),
-    "methods by measurement": (
-        lambda strategy: small(strategy, compression="auto"),
-        "use fp16, bf16, .*compression=auto",
     ),
 }
 

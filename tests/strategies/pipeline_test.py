@@ -1,7 +1,6 @@
 """A pipeline of processes gives the same result as one device, in float64: weights, slots, losses, metrics, predictions."""
 
 import functools
-import itertools
 import pathlib
 import pickle
 import tempfile
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.selection import cover, uncovered
 from tests.strategies.pipeline_cases import Case, Outcome, run_case
 from tests.workers import running
 from tfdist.config.mesh import parse_mesh
@@ -62,10 +60,9 @@ MORE = {
     TWO: (Case("normalized(micro_batches=4)", "adamw"),),
     THREE: (Case("tied", "adamw", "1f1b", 4, "recompute"),),
     TWO_BY_TWO: (Case("normalized(replicas=2)", micro_batches=1),),
+    ("tensorflow", "stage:4"): (Case("skip", "adamw", "zb_h1", 8), Case("tied", "adamw", INTERLEAVED, 8)),
 }
 LAYOUT = "heads:model;in:model"  # of meshes with an axis model
-LAYERS = {"regularized": 5, "frozen": 8, "skip": 6, "masked": 4, "several": 7, "tied": 20}  # the last has more
-CASES_PER_JOB = 6  # of the product
 FAULTY = (Case("skip", fault="labels"), Case("tied", micro_batches=1, fault="tied"))
 CASES = {
     job: (*COVER[job], *BESIDE[job], *(FAULTY if job == TWO else MASKS if job == TWO_BY_TWO else ())) for job in COVER
@@ -152,63 +149,6 @@ def cases(found: dict[Job, tuple[Case, ...]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("job", "case"), pairs, ids=[f"{job[1]}-{case}" for job, case in pairs])
 
 
-def possible() -> list[tuple[str, str, str, int]]:
-    """Returns the product of meshes, models, schedules and numbers of micro-batches, without what is refused."""
-    found = []
-    for mesh in ("stage:2", "stage:3", "stage:4", "stage:2;data:2"):
-        stages = sizes(mesh)[0]
-        combined = itertools.product(
-            LAYERS, ("gpipe", "1f1b", "zb_h1", "reversed", INTERLEAVED), (1, 4, 6 if stages == 3 else 8)
-        )
-        found += [
-            (mesh, model, schedule, count)
-            for model, schedule, count in combined
-            if schedule != INTERLEAVED or (count % stages == 0 and 2 * stages <= LAYERS[model])
-        ]
-    return found
-
-
-def product() -> list[tuple[Job, tuple[Case, ...]]]:
-    """Returns jobs that have any three of mesh, model, schedule and number of micro-batches; the rest alternates."""
-    found: list[tuple[Job, tuple[Case, ...]]] = []
-    for mesh, some in itertools.groupby(cover(possible(), 3), key=lambda one: one[0]):
-        cases = [
-            Case(model, ("sgd", "adamw")[i % 2], schedule, count, "clip" if i % 4 == 2 else "")
-            for i, (_, model, schedule, count) in enumerate(some)
-        ]
-        for i, start in enumerate(range(0, len(cases), CASES_PER_JOB)):
-            found.append(((("tensorflow", "horovod")[i % 2], mesh), tuple(cases[start : start + CASES_PER_JOB])))
-    return found
-
-
-def test_the_cases_are_a_pairwise_cover() -> None:
-    """Any two of mesh, schedule, number of micro-batches and optimizer; each model on two meshes, with both optimizers."""
-    count = {1: 1, 8: 8}  # 4 and, on three stages, 6 are the ones between
-    found = [(job, c.schedule, count.get(c.micro_batches, 4), c.optimizer) for job, some in COVER.items() for c in some]
-    values = [{one[i] for one in found} for i in range(4)]
-    for a, b in itertools.combinations(range(4), 2):
-        pairs = set(itertools.product(values[a], values[b])) - {(INTERLEAVED, 1)}  # which it refuses
-        assert {(one[a], one[b]) for one in found} == pairs
-    models = [(c.model, job, c.optimizer) for job, some in COVER.items() for c in some]
-    for model in {one[0] for one in models}:
-        assert (
-            len({one[1] for one in models if one[0] == model})
-            == len({one[2] for one in models if one[0] == model})
-            == 2
-        )
-
-
-def test_the_product_is_covered() -> None:
-    """Any three of mesh, model, schedule and number of micro-batches; any two of these and the optimizer."""
-    chosen = [(job[1], c.model, c.schedule, c.micro_batches) for job, some in product() for c in some]
-    assert not uncovered(chosen, possible(), 3)
-    assert len(chosen) < len(possible()) / 2
-    found = [(job[1], c.model, c.schedule, c.optimizer) for job, some in product() for c in some]
-    wanted = [(*one[:3], optimizer) for one in possible() for optimizer in ("sgd", "adamw")]
-    assert not uncovered(found, wanted, 2)
-    assert {job[0] for job, _ in product()} == {"tensorflow", "horovod"}
-
-
 @cases({job: (*COVER[job], *BESIDE[job]) for job in COVER})
 def test_a_pipeline_equals_one_device(job: Job, case: Case, float64: None) -> None:
     check_case(job, CASES[job], case)
@@ -237,10 +177,3 @@ def test_dropout_differs_between_layers_stages_replicas_and_micro_batches() -> N
     assert len(np.unique(rows.reshape(-1, 32), axis=0)) == 4 * 16
     for other in found[1:]:  # with other orders of computation
         np.testing.assert_array_equal(found[0], other)
-
-
-@pytest.mark.full
-@pytest.mark.separable
-@pytest.mark.parametrize(("job", "some"), product(), ids=lambda value: "_".join(map(str, value)))
-def test_product(job: Job, some: tuple[Case, ...], float64: None) -> None:
-    check_job(job, some)

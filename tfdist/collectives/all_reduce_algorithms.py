@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.cluster.topology import Topology
 from tfdist.collectives.forwarding import ForwardingCollectives
 from tfdist.collectives.interface import Collectives, Op
-from tfdist.config.all_reduce import ALGORITHMS, AUTO, ENGINE, AlgorithmTable, AllReduce
+from tfdist.config.all_reduce import ALGORITHMS, ENGINE, AlgorithmTable
 from tfdist.errors import InputError
 
 
@@ -158,21 +158,12 @@ def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology
     of it by each replica. A ring in rank order sends 2 n (N - 1) / N from each host to the next, 1.5 times as much on 2 x 2
     replicas. For links that are slower between hosts than inside.
 
-    If hosts have different numbers of replicas, each host all-reduces the vector, the first replicas of the hosts sum the
-    results, and each broadcasts the total inside its host.
-
     Like Horovod's HOROVOD_HIERARCHICAL_ALLREDUCE: Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning
     in TensorFlow", 2018.
     """
     rank = collectives.static_rank
     host_ranks = topology.ranks_of(topology.host_by_rank[rank])
     inside = collectives.group(host_ranks)
-    if not _is_even(topology):
-        [total] = inside.all_reduce([vector], name=f"{name}/inside")
-        if rank == host_ranks[0]:
-            [total] = collectives.group(_leaders(topology)).all_reduce([total], name=f"{name}/between")
-        [total] = inside.broadcast([total], name=f"{name}/return")
-        return total
     [part] = inside.reduce_scatter([pad_to_multiple(vector, len(host_ranks))], name=f"{name}/inside")
     peers = [topology.ranks_of(host)[host_ranks.index(rank)] for host in range(topology.hosts)]
     [part] = collectives.group(peers).all_reduce([part], name=f"{name}/between")
@@ -183,15 +174,7 @@ def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology
 def hierarchical_groups(topology: Topology) -> list[tuple[int, ...]]:
     """Returns the replicas of each host, and those that communicate between hosts."""
     inside = [tuple(topology.ranks_of(host)) for host in range(topology.hosts)]
-    return [*inside, *(zip(*inside, strict=True) if _is_even(topology) else [tuple(_leaders(topology))])]
-
-
-def _is_even(topology: Topology) -> bool:
-    return len({len(topology.ranks_of(host)) for host in range(topology.hosts)}) == 1
-
-
-def _leaders(topology: Topology) -> list[int]:
-    return [topology.ranks_of(host)[0] for host in range(topology.hosts)]
+    return [*inside, *zip(*inside, strict=True)]
 
 
 def ring(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
@@ -281,11 +264,10 @@ class TunedCollectives(ForwardingCollectives):
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class. The cost depends on the algorithm."""
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        supported = [i for i, tensor in enumerate(tensors) if self._is_supported(tensor, op)]
         results: dict[int, tf.Tensor] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if self._is_supported(tensor, op)):
-            members = [
-                i for i, tensor in enumerate(tensors) if tensor.dtype == dtype and self._is_supported(tensor, op)
-            ]
+        for dtype in dict.fromkeys(tensors[i].dtype for i in supported):
+            members = [i for i in supported if tensors[i].dtype == dtype]
             dtype_tensors = [tensors[i] for i in members]
             elements = sum(tensor.shape.num_elements() for tensor in dtype_tensors)
             algorithm = self.table.algorithm_for(elements * dtype.size)
@@ -295,9 +277,8 @@ class TunedCollectives(ForwardingCollectives):
                 results |= zip(members, totals, strict=True)
         remaining = [i for i in range(len(tensors)) if i not in results]
         if remaining:
-            results |= zip(
-                remaining, self._inner.all_reduce([tensors[i] for i in remaining], op, name=name), strict=True
-            )
+            totals = self._inner.all_reduce([tensors[i] for i in remaining], op, name=name)
+            results |= zip(remaining, totals, strict=True)
         return [results[i] for i in range(len(tensors))]
 
     def _is_supported(self, tensor: tf.Tensor, op: Op) -> bool:
@@ -317,44 +298,20 @@ class TunedCollectives(ForwardingCollectives):
             return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def tuned_collectives(
-    engine: Collectives, choice: AllReduce, topology: Topology, table: AlgorithmTable | None = None
-) -> TunedCollectives | None:
-    """Returns collectives whose sums use the chosen algorithms; None for the engine's own, and for one replica.
-
-    Args:
-      engine: collectives of all replicas of the job.
-      choice: value of `--all_reduce`.
-      topology: the hosts of the replicas.
-      table: the table in the file that `choice` names, if any.
-
-    Raises:
-      InputError: the algorithm does not exist on these hosts.
-    """
-    if choice.name == ENGINE or engine.size == 1:
-        return None
-    if choice.name == AUTO:
-        return TunedCollectives(engine, topology, table or AlgorithmTable(), is_measured=table is None)
-    check_algorithm(choice.name, topology)
-    return TunedCollectives(engine, topology, AlgorithmTable.uniform(choice.name))
-
-
 def possible_algorithms(topology: Topology) -> tuple[str, ...]:
     """Returns the algorithms that exist on these hosts, the engine first."""
     return tuple(name for name in ALGORITHMS if name != "hierarchical" or _has_levels(topology))
 
 
 def check_algorithm(name: str, topology: Topology) -> None:
-    """Raises `InputError` for hierarchical sums on one host, or with one replica on each."""
-    if name != "hierarchical" or _has_levels(topology):
-        return
-    hosts, replicas = topology.hosts, topology.size
-    received = f"one host with {replicas} replicas" if hosts == 1 else f"{hosts} hosts with one replica each"
-    raise InputError(
-        "--all_reduce=hierarchical needs several hosts, and several replicas on one of them. Received: "
-        f"{received}. Give --topology, such as 2,2, or use another algorithm."
-    )
+    """Raises `InputError` for hierarchical sums without several hosts that have several replicas each."""
+    if name == "hierarchical" and not _has_levels(topology):
+        raise InputError(
+            "--all_reduce=hierarchical needs several hosts with the same number of replicas, at least 2. Received: "
+            f"hosts with {topology} replicas. Give --topology, such as 2,2, or use another algorithm."
+        )
 
 
 def _has_levels(topology: Topology) -> bool:
-    return 1 < topology.hosts < topology.size
+    counts = [len(topology.ranks_of(host)) for host in range(topology.hosts)]
+    return 1 < topology.hosts < topology.size and len({*counts}) == 1

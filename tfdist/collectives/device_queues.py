@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.collectives.interface import COMBINE, Collectives, Op, Wire
 from tfdist.collectives.replica_context import prevent_gradient
 
 _unique = itertools.count()
@@ -63,34 +63,31 @@ class DeviceGroup(Collectives):
     its own group. A failed step may leave messages in the queues: create the strategy again.
     """
 
+    rank: int = 0
+
     def __init__(self, ranks: Sequence[int], rank: int, wire: Wire, queues: Queues):
         """Initializes the collectives of the replica with index `rank` in `ranks`."""
         self.size = len(ranks)
         self.wire = wire
         self._ranks = tuple(ranks)
-        self._rank = rank
+        self.rank = rank
         self._queues = queues
-
-    @property
-    def rank(self) -> int:
-        return self._rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class. Cost: n (N - 1) sent, within the process."""
-        combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
-        return self._combine(tensors, f"all_reduce/{name}", lambda parts: combine(tf.stack(parts), axis=0))
+        return self._combine(tensors, f"all_reduce/{name}", lambda parts: COMBINE[op](tf.stack(parts), axis=0))
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         return self._combine(tensors, f"all_gather/{name}", lambda parts: tf.concat(parts, axis=0), rows_differ=True)
 
     def group(self, ranks: Sequence[int]) -> "DeviceGroup":
         members = self.check_ranks(ranks)
-        return DeviceGroup([self._ranks[rank] for rank in members], members.index(self._rank), self.wire, self._queues)
+        return DeviceGroup([self._ranks[rank] for rank in members], members.index(self.rank), self.wire, self._queues)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         message = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(message, to, tag)
-        enqueue = self._queues.put(message, self._ranks[self._rank], self._ranks[to], f"message/{tag}")
+        enqueue = self._queues.put(message, self._ranks[self.rank], self._ranks[to], f"message/{tag}")
         self._synchronize()
         with tf.control_dependencies([] if enqueue is None else [enqueue]):
             return tf.identity(0)
@@ -99,7 +96,7 @@ class DeviceGroup(Collectives):
         self.check_message(specs, source, tag)
         self._synchronize()
         dtypes = [spec.dtype for spec in specs]
-        tensors = self._queues.get(dtypes, self._ranks[source], self._ranks[self._rank], f"message/{tag}")
+        tensors = self._queues.get(dtypes, self._ranks[source], self._ranks[self.rank], f"message/{tag}")
         return [_copy(tensor, spec.shape) for tensor, spec in zip(tensors, specs, strict=True)]
 
     def _combine(
@@ -113,7 +110,7 @@ class DeviceGroup(Collectives):
         inputs = prevent_gradient(tensors, name)
         if not inputs:
             return []
-        name, local_rank = f"{name}/{self._ranks}", self._ranks[self._rank]
+        name, local_rank = f"{name}/{self._ranks}", self._ranks[self.rank]
         other_ranks = [rank for rank in self._ranks if rank != local_rank]
         for rank in other_ranks:
             self._queues.put(inputs, local_rank, rank, name)
@@ -130,11 +127,7 @@ class DeviceGroup(Collectives):
     def _synchronize(self) -> None:
         """Lets the other replicas of this process run up to the same point; needed only eagerly."""
         if tf.executing_eagerly():
-            tf.distribute.get_replica_context().merge_call(_do_nothing)
-
-
-def _do_nothing(strategy: tf.distribute.Strategy) -> None:
-    """Does nothing; `merge_call` requires a function."""
+            tf.distribute.get_replica_context().merge_call(lambda strategy: None)
 
 
 def _copy(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

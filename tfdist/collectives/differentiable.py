@@ -13,10 +13,13 @@ where the result depends on all replicas, it would search the models of all othe
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import tensorflow as tf
 
 from tfdist.collectives.interface import Collectives, Op, Wire
+
+Value = TypeVar("Value")
 
 _ALL_DTYPES = frozenset(
     [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int32, tf.int64, tf.bool, tf.uint32]
@@ -47,30 +50,30 @@ def current() -> Collectives:
 
 
 @contextlib.contextmanager
-def using(collectives: Collectives) -> Iterator[None]:
-    """Context in which `collectives` are current; entered by a strategy inside each replica function, in its thread."""
-    token = _current.set(collectives)
+def context_value(variable: contextvars.ContextVar[Value], value: Value) -> Iterator[None]:
+    """Context in which a context variable has a value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _current.reset(token)
+        variable.reset(token)
+
+
+def using(collectives: Collectives) -> contextlib.AbstractContextManager[None]:
+    """Context in which `collectives` are current; entered by a strategy inside each replica function, in its thread."""
+    return context_value(_current, collectives)
 
 
 _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weight of the loss", default=None)
 
 
-@contextlib.contextmanager
-def loss_weight_scope(weight: tf.Tensor | None) -> Iterator[None]:
+def loss_weight_scope(weight: tf.Tensor | None) -> contextlib.AbstractContextManager[None]:
     """Context in which a replica's code computes and differentiates a loss that the caller weights afterwards.
 
     Args:
       weight: scalar; weight of this replica's loss in the sum over replicas. None if the loss is already weighted.
     """
-    token = _weight.set(weight)
-    try:
-        yield
-    finally:
-        _weight.reset(token)
+    return context_value(_weight, weight)
 
 
 def all_reduce(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.Tensor:

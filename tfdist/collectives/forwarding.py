@@ -1,7 +1,8 @@
 """Wrappers of collectives: the base class, a sequential wrapper, and one that records calls."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,42 +17,35 @@ class ForwardingCollectives(Collectives):
         self.size = inner.size
         self.wire = inner.wire
 
-    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
-        """Called before a collective operation is forwarded; `operation` is the name of the method."""
+    def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:
+        """Forwards a collective operation, the name of a method of `Collectives`."""
+        return getattr(self._inner, operation)(tensors, *args, **options)
 
     @property
     def rank(self) -> tf.Tensor | int:
         return self._inner.rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        self._on_call("all_reduce", tensors, name)
-        return self._inner.all_reduce(tensors, op, name=name)
+        return self._forward("all_reduce", tensors, op, name=name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        self._on_call("all_gather", tensors, name)
-        return self._inner.all_gather(tensors, name=name)
+        return self._forward("all_gather", tensors, name=name)
 
     def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class. Counts as a call of `all_gather`."""
-        self._on_call("all_gather", [tf.expand_dims(tensor, 0) for tensor in tensors], name)
-        return self._inner.stack(tensors, name=name)
+        return self._forward("stack", tensors, name=name)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        self._on_call("reduce_scatter", tensors, name)
-        return self._inner.reduce_scatter(tensors, op, name=name)
+        return self._forward("reduce_scatter", tensors, op, name=name)
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        self._on_call("all_to_all", tensors, name)
-        return self._inner.all_to_all(tensors, name=name, splits=splits)
+        return self._forward("all_to_all", tensors, name=name, splits=splits)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        self._on_call("broadcast", tensors, name)
-        return self._inner.broadcast(tensors, root, name=name)
+        return self._forward("broadcast", tensors, root, name=name)
 
     def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
-        self._on_call("barrier", [], name)
         return self._inner.barrier(name=name)
 
     def group(self, ranks: Sequence[int]) -> Collectives:
@@ -69,7 +63,7 @@ PIECE_BYTES = 1024 * 1024
 
 
 class SequentialCollectives(ForwardingCollectives):
-    """Collectives that run sequentially and divide large tensors into pieces of at most `piece_bytes`.
+    """Collectives that run sequentially; sums and gathers divide large tensors into pieces of at most `piece_bytes`.
 
     An engine sends messages in the order in which it receives them. If a large exchange were passed to it at once during
     training steps, the small messages of the steps would wait for all of it. One instance serves one trace of one replica.
@@ -82,63 +76,42 @@ class SequentialCollectives(ForwardingCollectives):
         self._last_results: list[tf.Tensor] = []
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        def sum_in_pieces(tensor: tf.Tensor, name: str) -> tf.Tensor:
-            if not tensor.shape.is_fully_defined():
-                return self._run_in_order(self._inner.all_reduce, [tensor], op, name=name)[0]
-            pieces = self._pieces(tf.reshape(tensor, [-1]))
+        results = []
+        for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
+            vector = tf.reshape(tensor, [-1])
             sums = [
-                self._run_in_order(self._inner.all_reduce, [x], op, name=f"{name}/{i}")[0] for i, x in enumerate(pieces)
+                self._forward("all_reduce", [x], op, name=f"{name}/{i}/{k}")[0]
+                for k, x in enumerate(self._pieces(vector))
             ]
-            return tf.reshape(tf.concat(sums, 0), tensor.shape)
-
-        return self._map(sum_in_pieces, tensors, name)
+            results.append(tf.ensure_shape(tf.reshape(tf.concat(sums, 0), tf.shape(tensor)), tensor.shape))
+        return results
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        def gather_in_pieces(tensor: tf.Tensor, name: str) -> tf.Tensor:
-            if not tensor.shape.is_fully_defined():
-                return self._run_in_order(self._inner.all_gather, [tensor], name=name)[0]
+        results = []
+        for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
             pieces = self._pieces(tensor)
-            results = [
-                self._run_in_order(self._inner.all_gather, [x], name=f"{name}/{i}")[0] for i, x in enumerate(pieces)
-            ]
-            by_rank = [tf.reshape(x, [self.size, *piece.shape]) for x, piece in zip(results, pieces, strict=True)]
-            return tf.reshape(tf.concat(by_rank, 1), [self.size * tensor.shape[0], *tensor.shape[1:]])
-
-        return self._map(gather_in_pieces, tensors, name)
-
-    def all_to_all(
-        self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
-    ) -> list[tf.Tensor]:
-        """See base class. Sends one message."""
-        return self._run_in_order(self._inner.all_to_all, tensors, name=name, splits=splits)
-
-    def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class. Sends one message."""
-        return self._run_in_order(self._inner.broadcast, tensors, root, name=name)
-
-    def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class. Sends one message."""
-        return self._run_in_order(self._inner.reduce_scatter, tensors, op, name=name)
-
-    def _map(
-        self, call: Callable[[tf.Tensor, str], tf.Tensor], tensors: Sequence[tf.Tensor], name: str
-    ) -> list[tf.Tensor]:
-        return [call(tf.convert_to_tensor(tensor), f"{name}/{i}") for i, tensor in enumerate(tensors)]
+            parts = [self._forward("all_gather", [x], name=f"{name}/{i}/{k}")[0] for k, x in enumerate(pieces)]
+            if len(parts) > 1:
+                by_rank = [tf.reshape(x, [self.size, *piece.shape]) for x, piece in zip(parts, pieces, strict=True)]
+                parts = [tf.reshape(tf.concat(by_rank, 1), [self.size * tensor.shape[0], *tensor.shape[1:]])]
+            results += parts
+        return results
 
     def _pieces(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Divides a tensor along its first dim."""
+        if not tensor.shape.is_fully_defined():
+            return [tensor]
         rows = tensor.shape[0]
         row_bytes = max(1, tensor.shape[1:].num_elements() * tensor.dtype.size)
         piece_rows = max(1, self._piece_bytes // row_bytes)
         sizes = [min(piece_rows, rows - start) for start in range(0, rows, piece_rows)]
         return tf.split(tensor, sizes) if len(sizes) > 1 else [tensor]
 
-    def _run_in_order(
-        self, call: Callable[..., list[tf.Tensor]], tensors: Sequence[tf.Tensor], *args: object, **options: object
-    ) -> list[tf.Tensor]:
+    def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:
+        """See base class. The operation begins when the previous one has ended."""
         with tf.control_dependencies(self._last_results):
             inputs = [tf.identity(tensor) for tensor in tensors]
-        self._last_results = call(inputs, *args, **options)
+        self._last_results = super()._forward(operation, inputs, *args, **options)
         return self._last_results
 
 
@@ -216,9 +189,16 @@ class Recording(ForwardingCollectives):
     def _outer_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
         return tuple(rank if self._ranks is None else self._ranks[rank] for rank in ranks)
 
-    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+    def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
+        self._add("barrier", [], name, self._ranks)
+        return super().barrier(name=name)
+
+    def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:
+        """See base class. A stack counts as a call of `all_gather`."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        self._add(operation, [tf.TensorSpec(x.shape, x.dtype) for x in inputs], name, self._ranks)
+        specs = [tf.TensorSpec([1] * (operation == "stack") + x.shape.as_list(), x.dtype) for x in inputs]
+        self._add("all_gather" if operation == "stack" else operation, specs, options["name"], self._ranks)
+        return super()._forward(operation, tensors, *args, **options)
 
     def _add(self, operation: str, specs: Sequence[tf.TensorSpec], name: str, ranks: tuple[int, ...] | None) -> None:
         shapes = tuple(tuple(spec.shape.as_list()) for spec in specs)

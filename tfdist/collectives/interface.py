@@ -5,14 +5,15 @@ In the costs below, n is the number of bytes that a replica passes in, and N the
 
 import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from tfdist.errors import InputError
 
 Op = Literal["sum", "mean", "max"]
+COMBINE: dict[Op, Callable[..., tf.Tensor]] = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,17 +283,24 @@ class Collectives(abc.ABC):
             return tf.identity(splits)
 
 
+def call_by_dtype(
+    call: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]], tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Calls a function with the tensors of each dtype; returns the results in the order of all tensors."""
+    results: dict[int, tf.Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        results |= zip(indices, call([tensors[i] for i in indices]), strict=True)
+    return [results[i] for i in range(len(tensors))]
+
+
 def tensor_bytes(tensor: tf.TensorSpec | tf.Tensor | tf.IndexedSlices) -> int:
     """Returns the size in bytes of a tensor or spec with a static shape."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
-_CARRIERS = {
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
+# Dtypes to which others are cast without loss, on every engine.
+CARRIERS = dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32) | {
     tf.uint32: tf.int64,
     tf.bfloat16: tf.float32,
 }
@@ -302,10 +310,12 @@ def to_transferable(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
     """Casts a tensor to a dtype that the engine can gather and broadcast; casting back is exact."""
     if tensor.dtype in collectives.wire.gathers:
         return tensor
-    return tf.cast(tensor, _CARRIERS.get(tensor.dtype, tensor.dtype))
+    return tf.cast(tensor, CARRIERS.get(tensor.dtype, tensor.dtype))
 
 
-def broadcast_from_first(tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
-    """Returns the first replica's tensors on every replica."""
+def assign_from_first(variables: Sequence[Any], collectives: Collectives) -> None:
+    """Assigns the first replica's values to variables, on every replica."""
+    tensors = [tf.convert_to_tensor(variable) for variable in variables]
     values = collectives.broadcast([to_transferable(tensor, collectives) for tensor in tensors], name="from_first")
-    return [tf.cast(value, tensor.dtype) for value, tensor in zip(values, tensors, strict=True)]
+    for variable, value, tensor in zip(variables, values, tensors, strict=True):
+        variable.assign(tf.cast(value, tensor.dtype))

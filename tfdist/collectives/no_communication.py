@@ -1,31 +1,28 @@
 """Collectives without communication, for measuring the time of a step without it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives.interface import Collectives, Op
+from tfdist.collectives.forwarding import ForwardingCollectives
+from tfdist.collectives.interface import Collectives
 from tfdist.collectives.no_constant_folding import runtime_zero
 
 
-class NoCommunication(Collectives):
+class NoCommunication(ForwardingCollectives):
     """Returns results of the right shapes and dtypes, computed from this replica's tensors only.
 
     The values are as if all replicas had the same tensors, except that sums are not multiplied by the number of replicas.
     Only numbers of rows are communicated, as results have the rows of all replicas. For timing only, never for training.
     """
 
-    def __init__(self, collectives: Collectives):
-        """Copies the size, rank and wire of other collectives."""
-        self._collectives = collectives
-        self.size = collectives.size
-        self.wire = collectives.wire
+    # Those of the base class are composed of the operations below.
+    reduce_scatter = Collectives.reduce_scatter
+    barrier = Collectives.barrier
 
-    @property
-    def rank(self) -> tf.Tensor | int:
-        return self._collectives.rank
-
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+    def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:
+        """See base class. With splits, an all-to-all returns as many rows as this replica sends."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
@@ -39,20 +36,11 @@ class NoCommunication(Collectives):
     def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """Communicates scalars, such as the number of rows."""
         if all(tensor.shape.rank == 0 for tensor in tensors):
-            return self._collectives.stack(tensors, name=name)
-        return super().stack(tensors, name=name)
-
-    def all_to_all(
-        self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
-    ) -> list[tf.Tensor]:
-        """See base class. With splits, returns as many rows as this replica sends."""
-        return [tf.identity(tensor) for tensor in tensors]
-
-    def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        return [tf.identity(tensor) for tensor in tensors]
+            return self._inner.stack(tensors, name=name)
+        return Collectives.stack(self, tensors, name=name)
 
     def group(self, ranks: Sequence[int]) -> "NoCommunication":
-        return NoCommunication(self._collectives.group(ranks))
+        return NoCommunication(self._inner.group(ranks))
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         self.check_message(tensors, to, tag)

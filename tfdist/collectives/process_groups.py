@@ -1,5 +1,6 @@
 """Groups of tf.distribute processes, built on TensorFlow's collective operations, which tf.distribute does not expose."""
 
+import collections
 import hashlib
 import itertools
 import types
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives.differentiable import OneReplica
-from tfdist.collectives.interface import Collectives, Op
+from tfdist.collectives.interface import Collectives, Op, call_by_dtype
 from tfdist.collectives.replica_context import ReplicaContextCollectives, prevent_gradient
 from tfdist.errors import InputError
 
@@ -62,21 +63,14 @@ class ProcessGroups:
         local_replicas: int,
         options: tf.distribute.experimental.CommunicationOptions,
     ):
-        """Assigns a key to each group.
-
-        Args:
-          groups: groups of 2 to `size` - 1 ranks; the same on every process.
-          size: number of processes.
-          local_replicas: number of replicas of this process.
-          options: communication options, as for tf.distribute.
-        """
+        """Assigns a key to each group of 2 to `size` - 1 ranks, the same on every process, and to that of all ranks."""
         self._local_replicas = local_replicas
         self._keys: dict[Ranks, int] = {}
         for ranks in (*groups, tuple(range(size))):
             candidates = itertools.count(_hash(f"group {ranks}"))
             self._keys[ranks] = next(key for key in candidates if key not in self._keys.values())
         self._calls: dict[int, str] = {}
-        self._graph_keys: weakref.WeakKeyDictionary[tf.Graph, set[int]] = weakref.WeakKeyDictionary()
+        self._graph_names: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = weakref.WeakKeyDictionary()
         self._tokens = itertools.count()
         self.options = {
             "communication_hint": options.implementation.value.lower(),
@@ -107,58 +101,42 @@ class ProcessGroups:
         traces of a process or their order; it is unique in this process.
         """
         name = f"{call} of {list(ranks)}"
+        if not tf.executing_eagerly():
+            names = self._graph_names.setdefault(tf.compat.v1.get_default_graph(), collections.Counter())
+            names[name] += 1
+            name += f", {names[name]}" * (names[name] > 1)
         key = _hash(name)
         if self._calls.setdefault(key, name) != name:
             raise InputError(
                 f"Two calls must not have the same key. Received: {name} and {self._calls[key]}. Rename one of them."
             )
-        self._check_unique_key(key, name)
         identity = {"group_key": declared_group(self._keys, ranks), "instance_key": key, "group_size": len(ranks)}
         return {**identity, **self.options}
-
-    def _check_unique_key(self, key: int, name: str) -> None:
-        """Raises `InputError` for a second call with the same key in the current graph: keys match calls of processes."""
-        if tf.executing_eagerly():
-            return
-        graph_keys = self._graph_keys.setdefault(tf.compat.v1.get_default_graph(), set())
-        if key in graph_keys:
-            raise InputError(
-                "Each call or message of a group must have a unique name in a step. Received: "
-                f"{name}, twice. Rename one of them."
-            )
-        graph_keys.add(key)
 
 
 class ProcessGroup(Collectives):
     """The collectives of some processes; usable inside `strategy.run`."""
 
+    rank: int = 0
     wire = ReplicaContextCollectives.wire
 
     def __init__(self, ranks: Ranks, rank: int, groups: ProcessGroups):
         """Initializes the collectives of `ranks`, in ascending order; `rank` is the index of this process among them."""
         self.size = len(ranks)
         self._ranks = ranks
-        self._rank = rank
+        self.rank = rank
         self._groups = groups
 
-    @property
-    def rank(self) -> int:
-        return self._rank
-
     def group(self, ranks: Sequence[int]) -> Collectives:
-        return self._groups.collectives(
-            [self._ranks[rank] for rank in self.check_ranks(ranks)], self._ranks[self._rank]
-        )
+        return self._groups.collectives([self._ranks[rank] for rank in self.check_ranks(ranks)], self._ranks[self.rank])
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class. Sends one message for all tensors of a dtype."""
-        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        totals: dict[int, tf.Tensor] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in inputs):
-            indices = [i for i, tensor in enumerate(inputs) if tensor.dtype == dtype]
-            vectors = [tf.reshape(inputs[i], [-1]) for i in indices]
+
+        def reduce(inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+            vectors = [tf.reshape(tensor, [-1]) for tensor in inputs]
             if not any(vector.shape[0] for vector in vectors):
-                vectors.append(tf.zeros([1], dtype))  # TensorFlow rejects empty tensors
+                vectors.append(tf.zeros([1], inputs[0].dtype))  # TensorFlow rejects empty tensors
             vector = tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
             total = tf.raw_ops.CollectiveReduceV2(
                 input=vector,
@@ -166,11 +144,10 @@ class ProcessGroup(Collectives):
                 final_op="Div" if op == "mean" else "Id",
                 **self._unordered_call(f"all_reduce {name}", vector),
             )
-            parts = tf.split(total, [tf.size(vector) for vector in vectors])[: len(indices)]
-            totals |= zip(indices, parts, strict=True)
-        outputs = [tf.reshape(totals[i], tf.shape(tensor)) for i, tensor in enumerate(inputs)]
-        results = [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(outputs, inputs, strict=True)]
-        return prevent_gradient(results, "all_reduce")
+            parts = zip(inputs, tf.split(total, [tf.size(vector) for vector in vectors]), strict=False)
+            return [tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape) for tensor, part in parts]
+
+        return prevent_gradient(call_by_dtype(reduce, list(map(tf.convert_to_tensor, tensors))), "all_reduce")
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class. Pads to the largest number of rows, and sends an additional message with the numbers of rows."""
@@ -184,18 +161,13 @@ class ProcessGroup(Collectives):
     def _gather_rows(self, tensor: tf.Tensor, rows: tf.Tensor, name: str) -> tf.Tensor:
         max_rows = tf.maximum(tf.reduce_max(rows), 1)  # TensorFlow crashes on empty tensors
         padding_rows = max_rows - tf.shape(tensor)[0]
-        padded_rows = tf.pad(tensor, [[0, padding_rows], *[[0, 0]] * (tensor.shape.rank - 1)])
-        all_rows = self._gather(padded_rows, name, max_rows)
+        all_rows = self._gather(tf.pad(tensor, [[0, padding_rows], *[[0, 0]] * (tensor.shape.rank - 1)]), name)
         parts = [all_rows[rank * max_rows :][: rows[rank]] for rank in range(self.size)]
         return tf.ensure_shape(tf.concat(parts, 0), tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
-    def _gather(self, tensor: tf.Tensor, name: str, rows: tf.Tensor | int = 0) -> tf.Tensor:
-        """Gathers a tensor of the same shape from every rank; `rows` is its first dim if it may change between calls."""
-        call = self._unordered_call(f"all_gather {name}", tensor)
-        if tensor.shape[0] is None:  # TensorFlow rejects another shape with the same key
-            key_hash = tf.cast(call["instance_key"] - FIRST_KEY, tf.int64) + tf.cast(rows, tf.int64) * 2654435761
-            call["instance_key"] = FIRST_KEY + tf.cast(key_hash % FIRST_KEY, tf.int32)
-        result = tf.raw_ops.CollectiveGatherV2(input=tensor, **call)
+    def _gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Gathers a tensor of the same shape from every rank."""
+        result = tf.raw_ops.CollectiveGatherV2(input=tensor, **self._unordered_call(f"all_gather {name}", tensor))
         return tf.ensure_shape(result, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
@@ -203,7 +175,7 @@ class ProcessGroup(Collectives):
         results = []
         for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
             call = self._call(f"broadcast {name}/{i}", tensor)
-            result = _send_op(tensor, call) if self._rank == root else _receive_op(tensor.dtype, tf.shape(tensor), call)
+            result = _send_op(tensor, call) if self.rank == root else _receive_op(tensor.dtype, tf.shape(tensor), call)
             results.append(tf.ensure_shape(result, tensor.shape))
         return prevent_gradient(results, "broadcast")
 
@@ -211,19 +183,24 @@ class ProcessGroup(Collectives):
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(inputs, to, tag)
         operations = [
-            _send_op(tensor, self._message(self._rank, to, f"{tag}/{i}", tensor)) for i, tensor in enumerate(inputs)
+            _send_op(tensor, self._message(self.rank, to, f"{tag}/{i}", tensor)) for i, tensor in enumerate(inputs)
         ]
         with tf.control_dependencies(operations):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         self.check_message(specs, source, tag)
-        calls = [self._message(source, self._rank, f"{tag}/{i}", spec) for i, spec in enumerate(specs)]
+        calls = [self._message(source, self.rank, f"{tag}/{i}", spec) for i, spec in enumerate(specs)]
         tensors = [_receive_op(spec.dtype, spec.shape.as_list(), call) for spec, call in zip(specs, calls, strict=True)]
         return [tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(tensors, specs, strict=True)]
 
-    def _unordered_call(self, call: str, tensor: tf.Tensor) -> dict[str, Any]:
-        return {**self._call(call, tensor), "ordering_token": [self._groups.token()]}
+    def _unordered_call(self, name: str, tensor: tf.Tensor) -> dict[str, Any]:
+        call = {**self._call(name, tensor), "ordering_token": [self._groups.token()]}
+        if tensor.shape[0] is None:  # TensorFlow rejects another shape with the same key
+            rows = tf.shape(tensor, tf.int64)[0]
+            key_hash = tf.cast(call["instance_key"] - FIRST_KEY, tf.int64) + rows * 2654435761
+            call["instance_key"] = FIRST_KEY + tf.cast(key_hash % FIRST_KEY, tf.int32)
+        return call
 
     def _call(self, call: str, tensor: tf.Tensor) -> dict[str, Any]:
         return self._groups.arguments(self._ranks, _call_name(call, tensor))

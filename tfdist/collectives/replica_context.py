@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.collectives.interface import Collectives, Op, Wire, call_by_dtype
 
 
 def prevent_gradient(tensors: Sequence[tf.Tensor], operation: str) -> list[tf.Tensor]:
@@ -65,30 +65,26 @@ class ReplicaContextCollectives(Collectives):
         return self._make_group(self.check_ranks(ranks), self.static_rank)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        if self._make_group is None:
-            return super().send(tensors, to, tag=tag)
-        self.check_message(tensors, to, tag)
-        return self._make_group(tuple(range(self.size)), self.static_rank).send(tensors, to, tag=tag)
+        return self._group_of_all().send(tensors, to, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
+        return self._group_of_all().receive(specs, source, tag=tag)
+
+    def _group_of_all(self) -> Collectives:
         if self._make_group is None:
-            return super().receive(specs, source, tag=tag)
-        self.check_message(specs, source, tag)
-        return self._make_group(tuple(range(self.size)), self.static_rank).receive(specs, source, tag=tag)
+            raise self._unsupported_error("a message")
+        return self._make_group(tuple(range(self.size)), self.static_rank)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         if op == "max":
             stacks = self.stack(tensors, name=name)
             return [tf.reduce_max(stack, axis=0) for stack in stacks]
-        by_dtype: dict[tf.DType, list[int]] = {}  # one vector per call between processes
-        for number, tensor in enumerate(tensors):
-            by_dtype.setdefault(tensor.dtype, []).append(number)
-        totals: dict[int, tf.Tensor] = {}
-        for numbers in by_dtype.values():
-            inputs = [tensors[number] for number in numbers]
+
+        def reduce(inputs: list[tf.Tensor]) -> list[tf.Tensor]:  # one vector per call between processes
             results = _context().all_reduce(op.upper(), _detach(inputs), self._options)
-            totals |= zip(numbers, prevent_gradient(_link_inputs(results, inputs), "all_reduce"), strict=True)
-        return [totals[number] for number in range(len(tensors))]
+            return prevent_gradient(_link_inputs(results, inputs), "all_reduce")
+
+        return call_by_dtype(reduce, tensors)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         results = _context().all_gather(_detach(tensors), 0, self._options)

@@ -70,17 +70,9 @@ def gather_structure(rows: Any, collectives: Collectives) -> Any:
         return rows
     leaves = [leaf for leaf in tf.nest.flatten(rows) if leaf is not None]
     parts = [part for leaf in leaves for part in _parts(leaf, collectives)]
-    inputs = [hide_row_count(to_transferable(part, collectives)) for part in parts]
-    values = collectives.all_gather(inputs, name="rows") if inputs else []
-    gathered_parts = iter([_restore_shape(value, part) for value, part in zip(values, inputs, strict=True)])
+    gathered_parts = iter([gather_any_rows(part, collectives, f"rows/{i}") for i, part in enumerate(parts)])
     results = iter([_join_parts(leaf, gathered_parts) for leaf in leaves])
     return tf.nest.map_structure(lambda leaf: None if leaf is None else next(results), rows)
-
-
-def _restore_shape(value: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-    """Restores the static shape of gathered rows, which an engine may lose."""
-    rows = tf.reshape(value, tf.concat([[-1], tf.shape(part)[1:]], 0))
-    return tf.ensure_shape(rows, [None, *part.shape[1:]])
 
 
 def _parts(leaf: Any, collectives: Collectives) -> list[tf.Tensor]:

@@ -11,7 +11,6 @@ from tfdist.collectives.all_reduce_algorithms import (
     check_algorithm,
     groups_of,
     possible_algorithms,
-    tuned_collectives,
 )
 from tfdist.config.all_reduce import ENGINE, AlgorithmTable, AllReduce, parse_all_reduce
 from tfdist.config.strategy_registry import read_table
@@ -40,20 +39,24 @@ class AllReducePlan(NamedTuple):
         return groups_of(self.table.algorithms if self.table else (self.choice.name,), self.topology)
 
     def tune(self, collectives: Collectives) -> TunedCollectives | None:
-        """Returns the collectives of training steps from those of all replicas; None for the engine's all-reduce."""
-        return tuned_collectives(collectives, self.choice, self.topology, self.table)
+        """Returns the collectives of training steps; None for the engine's all-reduce, and for one replica."""
+        if self.choice.name == ENGINE or collectives.size == 1:
+            return None
+        is_measured = self.choice.is_measured
+        table = self.table or (AlgorithmTable() if is_measured else AlgorithmTable.uniform(self.choice.name))
+        return TunedCollectives(collectives, self.topology, table, is_measured=is_measured)
 
 
 def plan_all_reduce(
     all_reduce: str, topology: str, group: Group | None, cluster: Cluster, replicas: int = 0
 ) -> AllReducePlan:
-    """Plans the all-reduces of a job; every process must call it, with the same flags.
+    """Plans the all-reduces of a job from its flags; every process must call it.
 
     Args:
       all_reduce: value of `--all_reduce`.
       topology: value of `--topology`; empty for the hosts of the processes.
       group: all processes of the job; None if they cannot communicate yet.
-      cluster: this process in the job.
+      cluster: this process.
       replicas: number of replicas; 0 for one in each process.
 
     Raises:

@@ -1,36 +1,12 @@
 """Divides a list of variables into parts of about equal size, without TensorFlow."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Mapping, Sequence
 
 from tfdist.errors import InputError, byte_size
 
 _MAX_LISTED = 8  # if there are more parts, only the largest is shown
 _MAX_IMBALANCE = 1.1  # ratio of the largest part to the mean above which it is shown
-
-
-class Piece(NamedTuple):
-    """A variable in a message.
-
-    Attributes:
-      number: index of the variable.
-      start: position of its first element in the vector of its owner.
-    """
-
-    number: int
-    start: int
-
-
-class Message(NamedTuple):
-    """One exchange, in which all owners send vectors of the same length.
-
-    Attributes:
-      length: elements of each vector; shorter ones are padded.
-      pieces: for each owner, the variables in its vector.
-    """
-
-    length: int
-    pieces: list[list[Piece]]
 
 
 def place_by_size(sizes: Sequence[int], parts: int) -> list[int]:
@@ -48,10 +24,6 @@ def place_by_size(sizes: Sequence[int], parts: int) -> list[int]:
 def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
     """Returns the owner of each variable; see `place_by_size`.
 
-    Args:
-      sizes: size of each variable.
-      parts: number of owners.
-
     Raises:
       InputError: there are fewer variables than owners, but at least one.
     """
@@ -64,16 +36,7 @@ def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
 
 
 def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> list[int]:
-    """Returns the size of the optimizer state of each owner.
-
-    Args:
-      sizes: size of each variable, by which the parts are balanced.
-      state: size of each variable's optimizer state.
-      parts: number of owners.
-
-    Raises:
-      InputError: there are fewer variables than owners, but at least one.
-    """
+    """Returns the size of each owner's optimizer state, given that of each variable; see `balanced_owners`."""
     totals = [0] * parts
     for owner, size in zip(balanced_owners(sizes, parts), state, strict=True):
         totals[owner] += size
@@ -88,32 +51,19 @@ def describe_parts(sizes: Sequence[int]) -> str:
     return text + (note if excess > _MAX_IMBALANCE else "")
 
 
-def messages(sizes: Sequence[int], owners: Sequence[int], parts: int, min_elements: int) -> list[Message]:
-    """Returns the messages in which each owner sends its variables to all other owners, with little padding.
+def exchanges(sizes: Mapping[int, int], owners: Sequence[int], parts: int, min_elements: int) -> list[list[list[int]]]:
+    """Returns the numbers of the variables that each owner sends to all others in each exchange: [exchange][owner].
 
-    Each owner sends its largest variables first, so the variables in a message have similar sizes.
-
-    Args:
-      sizes: number of elements of each variable.
-      owners: owner of each variable.
-      parts: number of owners.
-      min_elements: number of elements up to which small variables share a message.
+    In an exchange, the vectors of all owners are padded to the same length. Each owner sends its largest variables first, so
+    that little is padded; up to `min_elements`, variables share a vector. `sizes` has the elements of variables, by number.
     """
     queues = [
-        sorted((i for i, owner in enumerate(owners) if owner == part), key=lambda i: -sizes[i]) for part in range(parts)
+        sorted((i for i in sizes if owners[i] == part), key=lambda i: sizes[i], reverse=True) for part in range(parts)
     ]
     result = []
     while any(queues):
         limit = max(min_elements, *(sizes[queue[0]] for queue in queues if queue))
-        vectors = [_pop_pieces(queue, sizes, limit) for queue in queues]
-        result.append(Message(max(length for _, length in vectors), [pieces for pieces, _ in vectors]))
+        counts = [sum(end <= limit for end in itertools.accumulate(sizes[i] for i in queue)) for queue in queues]
+        result.append([queue[:count] for queue, count in zip(queues, counts, strict=True)])
+        queues = [queue[count:] for queue, count in zip(queues, counts, strict=True)]
     return result
-
-
-def _pop_pieces(queue: list[int], sizes: Sequence[int], limit: int) -> tuple[list[Piece], int]:
-    pieces, length = [], 0
-    while queue and length + sizes[queue[0]] <= limit:
-        number = queue.pop(0)
-        pieces.append(Piece(number, length))
-        length += sizes[number]
-    return pieces, length

@@ -27,11 +27,7 @@ from tfdist.errors import InputError, dtensor_layout_error
 def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
     """Initializes DTensor, with a server in each of several processes, and creates its mesh.
 
-    Args:
-      mesh: mesh axes; each process has an equal part, in the order of ranks.
-      cluster: this process in the job.
-      group: group of the job's processes.
-      seconds: how long to wait for the servers of the other processes.
+    Each process has an equal part of the mesh, in the order of ranks, and waits `seconds` for the servers of the others.
 
     Raises:
       InputError: this process has fewer devices than its part of the mesh.
@@ -56,21 +52,11 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
     )
 
 
-def combine_all_reduces(enabled: bool) -> None:
-    """Sets whether DTensor merges independent all-reduces into one message, which waits for all inputs."""
-    os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1" if enabled else "0"
-
-
 class Devices:
     """The devices of a mesh, and operations on the local devices."""
 
     def __init__(self, mesh: Mesh, engine: dtensor.Mesh):
-        """Initializes the devices of a mesh.
-
-        Args:
-          mesh: mesh axes.
-          engine: DTensor mesh with the same axes.
-        """
+        """Initializes the devices of a mesh; `engine` is DTensor's, with the same axes."""
         self.mesh = mesh
         self._engine = engine
 
@@ -94,11 +80,7 @@ class Devices:
         return dtensor.pack(parts, self.layout(layout))
 
     def copier(self, on_copy: Callable[[tf.Tensor], object] | None = None) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns a function that replicates captured tensors on every device, each tensor once.
-
-        Args:
-          on_copy: called with each tensor that is replicated.
-        """
+        """Returns a function that replicates captured tensors on every device, once, and then calls `on_copy` with them."""
         copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
         def replicate(tensor: tf.Tensor) -> tf.Tensor:
@@ -208,11 +190,7 @@ def row_layout(shape: tf.TensorShape, axis: str, size: int) -> Layout:
 
 @contextlib.contextmanager
 def translate_program_errors(graphs: Sequence[tf.Graph]) -> Iterator[None]:
-    """Context for a call of a device program, in which operations that DTensor cannot compile raise `InputError`.
-
-    Args:
-      graphs: all traces of the program so far.
-    """
+    """Context for a call of a device program with these traces: operations that DTensor cannot compile raise `InputError`."""
     try:
         # On DTensor's graphs, its cost estimator prints "Incompatible Matrix dimensions" for each product.
         with keras_internals.without_memory_optimizer():
@@ -245,16 +223,13 @@ def compile_program(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def place_batch(batch: Any, devices: Devices, axis: str) -> Any:
-    """Places a batch on the devices: shards its rows over an axis if its size divides their number, else replicates it.
-
-    Args:
-      batch: structure of tensors, equal on every process; leaves may be None.
-      devices: the devices.
-      axis: mesh axis over which rows are sharded.
+    """Places a batch, equal on every process: shards its rows over an axis whose size divides them, else replicates it.
 
     Raises:
       InputError: a tensor is ragged or sparse.
     """
+    if isinstance(batch, IndexedBatch):  # the indices of examples stay on the host
+        return batch._replace(batch=place_batch(batch.batch, devices, axis))
 
     def place(value: Any) -> Any:
         if value is None:
@@ -267,23 +242,6 @@ def place_batch(batch: Any, devices: Devices, axis: str) -> Any:
         return devices.place(value, row_layout(value.shape, axis, devices.mesh.axes[axis]))
 
     return tf.nest.map_structure(place, with_none(batch))
-
-
-def place_batches(dataset: tf.data.Dataset, devices: Devices, axis: str) -> Iterator[Any]:
-    """Returns an iterator over batches that `place_batch` has placed; the indices of examples stay on the host.
-
-    Args:
-      dataset: data set of global batches, equal on every process.
-      devices: the devices.
-      axis: mesh axis over which rows are sharded.
-    """
-
-    def place(batch: Any) -> Any:
-        if isinstance(batch, IndexedBatch):
-            return batch._replace(batch=place_batch(batch.batch, devices, axis))
-        return place_batch(batch, devices, axis)
-
-    return map(place, dataset)
 
 
 class MeshBlocks(VariableBlocks):

@@ -71,12 +71,8 @@ def start(
 ) -> Strategy:
     """Starts the strategy that `detect` chose.
 
-    Args:
-      detection: the strategy and the cluster.
-      start_timeout_seconds: how long to wait for the other processes; also passed to a constructor with this parameter.
-      environment: environment variables.
-      options: options of the strategy.
-      on_join: called after the group is joined and before the engine starts, which may wait forever for a lost process.
+    A constructor may have the parameter `start_timeout_seconds`. `on_join` is called after the group is joined and before the
+    engine starts, which may wait forever for a lost process.
     """
 
     def join_group(cluster: Cluster) -> Group:
@@ -108,10 +104,7 @@ def declaration(name: str) -> Declaration:
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """Returns the class of a strategy.
-
-    Args:
-      name: the name of a strategy, or `package.module:Class`.
+    """Returns the class of a strategy, given its name or `package.module:Class`.
 
     Raises:
       InputError: there is no such strategy.
@@ -136,13 +129,7 @@ def strategy_class(name: str) -> type[Strategy]:
 def create(
     name: str, cluster: Cluster, join: Callable[[Cluster], Group], options: Mapping[str, Any] | None = None
 ) -> Strategy:
-    """Creates a strategy.
-
-    Args:
-      name: see `strategy_class`.
-      cluster: this process in the job.
-      join: joins the job's group; called once, when the strategy knows the group's address.
-      options: keyword arguments of the strategy's constructor.
+    """Creates a strategy; its constructor calls `join` once, when it knows the address of the job's group.
 
     Raises:
       InputError: the strategy has no such option, or is not available here.

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.util import get_ext_suffix
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+from horovod.runner.gloo_run import create_slot_env_vars
 
 from tfdist.cluster.affinity import cores_per_process, cpu_quota
 from tfdist.cluster.devices import BINDING_LAUNCHERS
@@ -42,17 +43,12 @@ from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.errors import InputError, TfdistError
 
 _log = logging.getLogger(__name__)
-_KEY_SPACE = "kvs_0"  # name of the only key-value space
-_LIMITS = "kvsname_max=256 keylen_max=64 vallen_max=1024"
-_VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
-
-
 # Replies to commands without arguments.
 _REPLIES = {
     "init": "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1",
-    "get_maxes": f"cmd=maxes rc=0 {_LIMITS}",
+    "get_maxes": "cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024",
     "get_appnum": "cmd=appnum rc=0 appnum=0",
-    "get_my_kvsname": f"cmd=my_kvsname rc=0 kvsname={_KEY_SPACE}",
+    "get_my_kvsname": "cmd=my_kvsname rc=0 kvsname=kvs_0",
     "finalize": "cmd=finalize_ack rc=0",
     "abort": "cmd=finalize_ack rc=0",
 }
@@ -68,8 +64,9 @@ def pmi_service(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[
     service_end, library_end = socket.socketpair()
     service = _Service(group, hosts, seconds)
     threading.Thread(target=service.serve, args=(service_end,), name="mpi process management", daemon=True).start()
-    values = (str(library_end.detach()), str(group.rank), str(group.size))  # the library closes its end
-    with environment_variables(dict(zip(_VARIABLES, values, strict=True))):  # srun may have set some
+    end = str(library_end.detach())  # the library closes it
+    variables = {"PMI_FD": end, "PMI_RANK": str(group.rank), "PMI_SIZE": str(group.size)}
+    with environment_variables(variables):  # srun may have set some
         yield
 
 
@@ -155,16 +152,21 @@ def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
     """Initializes MPI in this process once, for any number of starts of Horovod.
 
     MPI then ends with the process, not with Horovod: it cannot be initialized again, and ending it would wait for lost ranks.
-
-    Args:
-      group: the job's group. All members must call this function.
-      hosts: address of each rank's host, by rank.
-      seconds: how long to wait for another rank.
+    All members must call this function, with the address of each rank's host, and the limit in seconds of waiting for others.
 
     Raises:
       InputError: Horovod was not built with MPI, or with a library that only mpirun can start.
     """
-    _check_library()
+    if not (name := mpi_library()):
+        raise InputError(
+            "--communication=mpi needs a Horovod that was built with MPI. Received: a Horovod without MPI. Run "
+            "`pip install mpich` and `tfdist install_horovod --mpi`."
+        )
+    if not starts_without_mpirun(name):
+        raise InputError(
+            f"Only mpirun can start processes of Open MPI. Received: Horovod with {name}. Run the command with `mpirun -np N`, "
+            "or build Horovod with MPICH: `pip install mpich` and `tfdist install_horovod --mpi --force`."
+        )
     flag = ctypes.c_int()
     _mpi_library().MPI_Initialized(ctypes.byref(flag))
     if flag.value:
@@ -175,20 +177,6 @@ def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
             os.environ.setdefault(variable, interface)
     with pmi_service(group, hosts, seconds):  # from another thread: ctypes does not hold the interpreter's lock
         _mpi_library().MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
-
-
-def _check_library() -> None:
-    name = mpi_library()
-    if not name:
-        raise InputError(
-            "--communication=mpi needs a Horovod that was built with MPI. Received: a Horovod without MPI. Run "
-            "`pip install mpich` and `tfdist install_horovod --mpi`."
-        )
-    if not starts_without_mpirun(name):
-        raise InputError(
-            f"Only mpirun can start processes of Open MPI. Received: Horovod with {name}. Run the command with `mpirun -np N`, "
-            "or build Horovod with MPICH: `pip install mpich` and `tfdist install_horovod --mpi --force`."
-        )
 
 
 @functools.cache
@@ -216,12 +204,7 @@ class Choice(NamedTuple):
 
 
 def choose_library(group: Group, cluster: Cluster) -> Choice:
-    """Chooses the library, the same one on every member: Gloo if any member has a reason against MPI.
-
-    Args:
-      group: the job's group. All members must call this function.
-      cluster: this process in the job.
-    """
+    """Chooses the library for all members, each of which must call this function: Gloo if any has a reason against MPI."""
     cores = cores_per_process(cluster.local_size, assigned=cluster.source in BINDING_LAUNCHERS)
     quota = cpu_quota() / cluster.local_size
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
@@ -231,15 +214,7 @@ def choose_library(group: Group, cluster: Cluster) -> Choice:
 
 
 def rank_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
-    """Returns the choice of one rank.
-
-    Args:
-      cluster: this process in the job.
-      cores: number of cores that it may use.
-      mpi: see `mpi_library`.
-      has_gpus: whether it has GPUs.
-      environment: environment variables of the rank.
-    """
+    """Returns the choice of one rank, with the number of cores that it may use and Horovod's `mpi_library`."""
     reasons_against_mpi = (
         (cluster.size == 1, "this is one process"),
         (any(environment.get(name) == "1" for name in ELASTIC_VARIABLES), "the job is elastic"),
@@ -261,8 +236,6 @@ CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TI
 STALL_SECONDS = 600
 _MAX_ADDRESS_BYTES = 512  # bytes of a host name and port, with room to spare
 _library_in_use: dict[str, str] = {}  # "communication", and the "reason" for it
-# Horovod fuses tensors by arrival, which changes the order of summation between runs; tfdist's buckets are fixed.
-_FUSION = {"HOROVOD_FUSION_THRESHOLD": "0"}
 # Horovod's cycle time in ms; half of it is added to every message. With Gloo, which sleeps while it waits, 0.1 would keep a
 # third of a core busy. MPI polls while ranks wait for each other in every cycle: with 0.5, a step of a small model takes 1.1 to
 # 1.4 times as long as with 2 if each rank has one core.
@@ -275,7 +248,7 @@ def start_horovod(
     *,
     communication: str = "",
     stall_seconds: int = STALL_SECONDS,
-    make_process_sets: Callable[[Group | None], list[hvd.ProcessSet]] = lambda group: [],
+    make_process_sets: Callable[[Group | None], list[hvd.ProcessSet]] | None = None,
     **options: Any,
 ) -> Group:
     """Initializes Horovod in this process, with tfdist's settings unless the environment overrides them.
@@ -287,7 +260,7 @@ def start_horovod(
         `choose_library`; empty for the choice in the environment or Gloo.
       stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
       make_process_sets: returns the process sets, which Horovod must know when it starts; called once, with the group unless it
-        is joined through Horovod. If empty, those of `options` are used.
+        is joined through Horovod. By default, those of `options` are used.
       **options: arguments of Horovod's `init`, including `process_sets`.
 
     Returns:
@@ -298,7 +271,9 @@ def start_horovod(
     communication, _library_in_use["reason"] = _requested_choice(communication, cluster)
     has_rank = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
     if has_rank and not _knows_coordinator(cluster):
-        _init(options | _sets_option(make_process_sets(None)), communication)
+        if make_process_sets:
+            options["process_sets"] = make_process_sets(None)
+        _init(options, communication)
         _check_size(cluster, options)
         return join(_broadcast_coordinator(cluster))
     # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
@@ -307,17 +282,14 @@ def start_horovod(
         group.agree("horovod/communication", {"communication": communication}, "--")
     if communication == "auto":
         communication, _library_in_use["reason"] = choose_library(group, cluster)
-    options |= _sets_option(make_process_sets(group))
+    if make_process_sets:
+        options["process_sets"] = make_process_sets(group)
     if has_rank and (communication == "gloo" or cluster.source == "MPI"):
         _init(options, communication)
         _check_size(cluster, options)
     else:
         start_with_group(group, cluster, communication, **options)
     return group
-
-
-def _sets_option(sets: list[hvd.ProcessSet]) -> dict[str, Any]:
-    return {"process_sets": sets} if sets else {}
 
 
 def automatic_choice(group: Group, cluster: Cluster) -> Choice:
@@ -408,9 +380,6 @@ def start_elastic(**options: Any) -> None:
 
     The ranks must not communicate in any other way here, because surviving and new processes must make the same calls, whatever
     the number of ranks was when they started.
-
-    Args:
-      **options: arguments of Horovod's `init`.
     """
     _set_defaults(STALL_SECONDS)
     if _environment_choice("").library != "gloo":
@@ -460,7 +429,8 @@ def _init(options: dict[str, Any], communication: str = "gloo") -> None:
 
 
 def _set_defaults(stall_seconds: int) -> None:
-    for name, value in {**_FUSION, **stall_settings(os.environ, stall_seconds)}.items():
+    # Horovod fuses tensors by arrival, which changes the order of summation between runs; tfdist's buckets are fixed.
+    for name, value in {"HOROVOD_FUSION_THRESHOLD": "0", **stall_settings(os.environ, stall_seconds)}.items():
         os.environ.setdefault(name, value)
 
 
@@ -501,19 +471,12 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
     if cluster.rank == 0:
         port = horovod_store.serve(hosts[0], slots).server_port
     port = group.broadcast("horovod/port", port)
-    slot = slots[cluster.rank]
     environment = {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_HOSTNAME": slot.hostname,
-        "HOROVOD_RANK": str(slot.rank),
-        "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        **create_slot_env_vars(slots[cluster.rank]),
     }
     interface = os.environ.get("HOROVOD_GLOO_IFACE") or network_interface(hosts[cluster.rank])
     return environment | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # otherwise Gloo chooses

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives.interface import to_transferable
-from tfdist.distribution.balanced_parts import Message, balanced_owners, messages
+from tfdist.distribution.balanced_parts import balanced_owners, exchanges
 from tfdist.distribution.strategy import OptimizerShards
 from tfdist.errors import InputError
 
@@ -110,34 +110,31 @@ class ShardedOptimizer(OptimizerShards):
         self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], name: str
     ) -> list[tf.Tensor]:
         """See base class; each message is a vector of several variables per owner."""
-        results = list(values)
+        results, owners = dict(enumerate(values)), [self._owners[id(variable)] for variable in variables]
         for dtype in dict.fromkeys(value.dtype for value in values):
-            numbers = [i for i, value in enumerate(values) if value.dtype == dtype]
-            sizes = [values[i].shape.num_elements() for i in numbers]
-            owners = [self._owners[id(variables[i])] for i in numbers]
-            plan = messages(sizes, owners, self.parts, _MIN_MESSAGE_BYTES // dtype.size)
-            same_dtype = [values[i] for i in numbers]
-            for message_number, message in enumerate(plan):
-                for number, value in self._exchange_message(
-                    message, same_dtype, f"optimizer/{name}/{dtype.name}/{message_number}"
-                ).items():
-                    results[numbers[number]] = value
-        return results
+            sizes = {i: value.shape.num_elements() for i, value in enumerate(values) if value.dtype == dtype}
+            plan = exchanges(sizes, owners, self.parts, _MIN_MESSAGE_BYTES // dtype.size)
+            for number, members in enumerate(plan):
+                results |= self._exchange_vectors(members, values, f"optimizer/{name}/{dtype.name}/{number}")
+        return list(results.values())
 
-    def _exchange_message(self, message: Message, values: Sequence[tf.Tensor], name: str) -> dict[int, tf.Tensor]:
-        """Returns the values of other replicas' variables in a message, by number."""
-        collectives = self._strategy.collectives
-        vectors = [tf.reshape(values[piece.number], [-1]) for piece in message.pieces[self._rank]]
-        dtype = values[0].dtype
-        padding = message.length - sum(vector.shape[0] for vector in vectors)
+    def _exchange_vectors(
+        self, members: list[list[int]], values: Sequence[tf.Tensor], name: str
+    ) -> dict[int, tf.Tensor]:
+        """Returns the values of other owners' variables in an exchange, by number; `members` are the numbers by owner."""
+        collectives, dtype = self._strategy.collectives, values[max(members, key=len)[0]].dtype
+        sizes = [[values[i].shape.num_elements() for i in numbers] for numbers in members]
+        padding = max(map(sum, sizes)) - sum(sizes[self._rank])
+        vectors = [tf.reshape(values[i], [-1]) for i in members[self._rank]]
         vector = tf.concat([*vectors, tf.zeros([padding], dtype)], 0)
-        [all_vectors] = collectives.all_gather([to_transferable(vector, collectives)], name=name)
-        remote_values = {}
-        for owner, pieces in enumerate(message.pieces):
-            for number, start in pieces if owner != self._rank else ():
-                begin = owner * message.length + start
-                part = all_vectors[begin : begin + values[number].shape.num_elements()]
-                remote_values[number] = tf.cast(tf.reshape(part, values[number].shape), dtype)
+        [stack] = collectives.stack([to_transferable(vector, collectives)], name=name)
+        remote_values: dict[int, tf.Tensor] = {}
+        for owner, numbers in enumerate(members):
+            if numbers and owner != self._rank:
+                parts = tf.split(stack[owner, : sum(sizes[owner])], sizes[owner])
+                remote_values |= {
+                    i: tf.cast(tf.reshape(x, values[i].shape), dtype) for i, x in zip(numbers, parts, strict=True)
+                }
         return remote_values
 
     @contextlib.contextmanager

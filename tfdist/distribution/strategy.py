@@ -19,6 +19,7 @@ from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, using
 from tfdist.collectives.all_reduce_algorithms import TunedCollectives
+from tfdist.collectives.differentiable import context_value
 from tfdist.config.strategy_registry import Declaration
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
@@ -251,7 +252,7 @@ class VariableBlocks(Capability):
 
         If not `copied`, the values may share the variable's memory.
         """
-        read = _copy_to_host if copied else _view_on_host
+        read = _copy_to_host if copied else lambda value: np.asarray(tf.convert_to_tensor(value))
         values = [read(value) for value in self._strategy.local(variable)]
         if per_replica:
             return [
@@ -321,11 +322,6 @@ class VariableBlocks(Capability):
         return contextlib.nullcontext()
 
 
-def _view_on_host(value: Any) -> np.ndarray:
-    """Returns a value on the host, which may share the memory of the variable."""
-    return np.asarray(tf.convert_to_tensor(value))
-
-
 def _copy_to_host(value: Any) -> np.ndarray:
     """Copies a value to the host; TensorFlow copies a variable when it is read, but shares the memory of a tensor."""
     array = np.asarray(value)
@@ -349,6 +345,10 @@ class State:
     dtype: tf.DType
     per_replica: bool
     initial: Any = 0
+
+    def initial_value(self) -> tf.Tensor:
+        """Returns the initial value as a tensor."""
+        return tf.broadcast_to(tf.cast(self.initial, self.dtype), self.shape)
 
 
 class Strategy:
@@ -493,7 +493,7 @@ class Strategy:
 
     def in_use(self) -> contextlib.AbstractContextManager:
         """Context in which this is `tfdist.current_strategy()`, and TensorFlow places variables."""
-        return _in_use(self)
+        return context_value(_current, self)
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """Returns the engine's scope; by default, TensorFlow places variables."""
@@ -623,7 +623,7 @@ class Strategy:
 
         @tf.autograph.experimental.do_not_convert
         def call(*args: Any) -> Any:
-            with replica_context(), using(self.collectives), _in_use(self), keras_internals.one_device_losses():
+            with replica_context(), using(self.collectives), self.in_use(), keras_internals.one_device_losses():
                 return function(*with_none(args))
 
         return call
@@ -637,21 +637,15 @@ def _variable(state: State) -> tf.Variable:
     # The default would be a mirrored variable, whose copies would diverge silently.
     if state.per_replica:
         options = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.NONE}
-    initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
-    return tf.Variable(initial, trainable=False, name=state.name, **options)
+    return tf.Variable(state.initial_value(), trainable=False, name=state.name, **options)
 
 
 _in_replica: contextvars.ContextVar[bool] = contextvars.ContextVar("in a replica function", default=False)
 
 
-@contextlib.contextmanager
-def replica_context() -> Iterator[None]:
+def replica_context() -> contextlib.AbstractContextManager[None]:
     """Context in which `in_replica_function` returns True."""
-    token = _in_replica.set(True)
-    try:
-        yield
-    finally:
-        _in_replica.reset(token)
+    return context_value(_in_replica, True)
 
 
 def in_replica_function() -> bool:
@@ -660,15 +654,6 @@ def in_replica_function() -> bool:
 
 
 _current: contextvars.ContextVar[Strategy | None] = contextvars.ContextVar("strategy", default=None)
-
-
-@contextlib.contextmanager
-def _in_use(strategy: Strategy) -> Iterator[None]:
-    token = _current.set(strategy)
-    try:
-        yield
-    finally:
-        _current.reset(token)
 
 
 def strategy_in_use() -> Strategy | None:

@@ -48,10 +48,10 @@ def detect(
 
     Args:
       env: environment of the process.
-      strategy: "auto", or the name of a strategy, such as a third party's `package.module:Class`.
+      strategy: "auto", or the name of a strategy, such as `package.module:Class`.
       local_devices: default number of devices of this process, at least 1.
       declaration: declaration of the strategy; by default, its entry in the registry.
-      cluster: this process's place; by default, it is detected from `env`.
+      cluster: this process's place; by default, that in `env`.
 
     Raises:
       InputError: sources disagree about this process's rank or the job's size, or the strategy does not support them.

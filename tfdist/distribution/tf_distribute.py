@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster, detect_cluster
 from tfdist.collectives.device_queues import DeviceGroup, Queues
-from tfdist.collectives.interface import broadcast_from_first
+from tfdist.collectives.interface import assign_from_first
 from tfdist.collectives.replica_context import MakeGroup, ReplicaContextCollectives
 from tfdist.config.strategy_registry import DECLARATIONS, Processes
 from tfdist.coordination import Group, join
@@ -35,16 +36,7 @@ class TensorFlowStrategy(Strategy):
         options: tf.distribute.experimental.CommunicationOptions | None = None,
         make_group: MakeGroup | None = None,
     ):
-        """Wraps an engine.
-
-        Args:
-          name: as in `--strategy`.
-          engine: tf.distribute strategy.
-          cluster: this process in the job.
-          group: group of the job's processes.
-          options: communication options for the engine's collectives.
-          make_group: creates the collectives of some replicas; None if the engine has none, or for a single process.
-        """
+        """Wraps an engine, whose collectives have `options`; `make_group` is for several processes."""
         keras_internals.enable_float_conversion()
         self.name = name
         self.engine = engine
@@ -160,15 +152,9 @@ class MirroredVariables(VariableAdoption):
 
     def broadcast_values(self, variables: Sequence[keras.Variable]) -> None:
         strategy = self._strategy
-        if strategy.cluster.size == 1 or not variables:
-            return
-
-        def replica_function() -> None:
-            values = [tf.identity(variable.value) for variable in variables]
-            for variable, value in zip(variables, broadcast_from_first(values, strategy.collectives), strict=True):
-                variable.assign(value)
-
-        tf.function(lambda: strategy.run(replica_function), autograph=False)()
+        if strategy.cluster.size > 1 and variables:
+            assign = functools.partial(assign_from_first, variables, strategy.collectives)
+            tf.function(lambda: strategy.run(assign), autograph=False)()
 
 
 _strategies: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # by engine; the job's group is joined only once
@@ -201,46 +187,35 @@ def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: fl
     return _strategies[engine]
 
 
-class VariableCreation:
-    """Makes all ranks agree on each variable before the engine creates it and broadcasts rank 0's value.
+def agreed_creation(group: Group) -> Callable[..., tf.Variable]:
+    """Returns a creator of variables on which all ranks have agreed, for `tf.variable_creator_scope`.
 
-    Otherwise a broadcast between different shapes would fail without the name of the variable, and a rank that creates an
-    additional variable would wait forever. Costs one small message of the group per variable.
+    The engine creates a variable with rank 0's value. Otherwise, a broadcast between different shapes would fail without the
+    name of the variable, and a rank that creates an additional variable would wait forever. Costs one small message of the
+    group per variable. The creator raises `InputError` if another rank creates a different variable, and `PeerLostError` if it
+    creates none.
     """
+    numbers, is_agreeing = itertools.count(1), False  # scopes may be nested
 
-    def __init__(self, group: Group):
-        self._group = group
-        self._count = 0
-        self._is_agreeing = False  # scopes may be nested
-
-    def agree(self, next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        """Creates a variable after all ranks have agreed on it; for `tf.variable_creator_scope`.
-
-        Args:
-          next_creator: creates the variable.
-          **arguments: arguments of `next_creator`.
-
-        Raises:
-          InputError: another rank creates a different variable.
-          PeerLostError: another rank creates none.
-        """
-        if self._is_agreeing:
+    def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
+        nonlocal is_agreeing
+        if is_agreeing:
             return next_creator(**arguments)
         value: Any = arguments.get("initial_value")
         if tf.executing_eagerly() and callable(value):
             value = arguments["initial_value"] = value()
-        self._count += 1
+        number = next(numbers)
         type_text = f" {tf.as_dtype(value.dtype).name}{list(value.shape)}" if hasattr(value, "dtype") else ""
         description = f"{strip_counters(str(arguments.get('name')))}{type_text}"
         with long_timeout("its data or its weights") as deadline:
-            self._group.agree(
-                f"variable/{self._count}", {f"variable number {self._count}": description}, deadline=deadline
-            )
-        self._is_agreeing = True
+            group.agree(f"variable/{number}", {f"variable number {number}": description}, deadline=deadline)
+        is_agreeing = True
         try:
             return next_creator(**arguments)
         finally:
-            self._is_agreeing = False
+            is_agreeing = False
+
+    return create
 
 
 def strip_counters(name: str) -> str:

@@ -20,11 +20,6 @@ from tfdist.errors import InputError, PeerLostError
 def server_start(group: Group, processes: int, seconds: float) -> Iterator[None]:
     """Context for the start of this process's server, which waits for the other servers and cannot be interrupted.
 
-    Args:
-      group: group of the job's processes.
-      processes: number of processes.
-      seconds: how long to wait.
-
     Raises:
       PeerLostError: not all servers were up in time.
     """

@@ -19,14 +19,6 @@ from tensorflow import executing_eagerly as _executing_eagerly  # used by script
 
 from tfdist.horovod import callbacks, elastic
 from tfdist.horovod.compression import Compression, Compressor
-from tfdist.horovod.data_movement import (
-    allgather,
-    alltoall,
-    broadcast,
-    grouped_allgather,
-    grouped_reducescatter,
-    reducescatter,
-)
 from tfdist.horovod.errors import UnknownNameError
 from tfdist.horovod.module_aliases import add_keras2_names, mpi_ops, refs_to_vars, util, vars_to_refs
 from tfdist.horovod.object_exchange import (
@@ -36,6 +28,23 @@ from tfdist.horovod.object_exchange import (
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
+)
+from tfdist.horovod.operations import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    reducescatter,
+    size_op,
 )
 from tfdist.horovod.ops import (
     Adasum,
@@ -78,17 +87,6 @@ from tfdist.horovod.process import (
     stop_timeline,
 )
 from tfdist.horovod.process_sets import ProcessSet, global_process_set
-from tfdist.horovod.reductions import (
-    allreduce,
-    barrier,
-    grouped_allreduce,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
 from tfdist.horovod.sync_batch_norm import SyncBatchNormalization
 from tfdist.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
 

@@ -13,10 +13,10 @@ from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.horovod.gradient_sums import key_of
 from tfdist.horovod.object_exchange import broadcast_variables
+from tfdist.horovod.operations import allreduce
 from tfdist.horovod.ops import Average, Min
 from tfdist.horovod.process import rank, size
-from tfdist.horovod.reductions import allreduce
-from tfdist.step import randomness
+from tfdist.horovod.wrapped_optimizer import shared_variables
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +61,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        optimizer = self.model.optimizer
-        if not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
-        seeds = {id(state) for state in randomness.seed_states(self.model)}
-        variables = [v for v in self.model.variables if id(v) not in seeds and key_of(v) not in self._local_keys]
-        broadcast_variables([*variables, *optimizer.variables], self.root_rank)
+        variables = shared_variables(self.model, self.model.optimizer)
+        broadcast_variables([v for v in variables if key_of(v) not in self._local_keys], self.root_rank)
         self.broadcast_done = True
 
 
@@ -108,7 +104,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         initial_lr: float,
         multiplier: float | Callable[[float], float],
         start_epoch: int = 0,
-        end_epoch: int | None = None,
+        end_epoch: float | None = None,
         staircase: bool = True,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
@@ -185,14 +181,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             epoch += 1.0 / (self.steps_per_epoch or 1)  # for round numbers at the end of each epoch
             return (epoch * (size() - 1) / warmup_epochs + 1) / size()
 
-        super().__init__(
-            initial_lr,
-            multiplier,
-            end_epoch=warmup_epochs,  # type: ignore[arg-type]  # may be fractional, as in Horovod
-            staircase=False,
-            momentum_correction=momentum_correction,
-            steps_per_epoch=steps_per_epoch,
-        )
+        options: dict[str, Any] = {"momentum_correction": momentum_correction, "steps_per_epoch": steps_per_epoch}
+        super().__init__(initial_lr, multiplier, end_epoch=warmup_epochs, staircase=False, **options)
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -212,12 +202,6 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         mode: str = "auto",
         save_freq: str | int = "epoch",
     ):
-        super().__init__(
-            filepath="best.weights.h5" if save_weights_only else "best.keras",
-            monitor=monitor,
-            verbose=verbose,
-            save_best_only=True,
-            save_weights_only=save_weights_only,
-            mode=mode,
-            save_freq=save_freq,
-        )
+        path = "best.weights.h5" if save_weights_only else "best.keras"
+        options = {"save_weights_only": save_weights_only, "mode": mode, "save_freq": save_freq}
+        super().__init__(path, monitor, verbose, save_best_only=True, **options)

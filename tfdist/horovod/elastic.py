@@ -8,6 +8,7 @@ restarted from the last saved state.
 import functools
 import logging
 import os
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +21,7 @@ from tfdist.horovod.engine import horovod_required_error
 from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
 from tfdist.horovod.object_exchange import broadcast_object, broadcast_object_fn, broadcast_variables
 from tfdist.horovod.process import init, rank, shutdown
-from tfdist.horovod.wrapped_optimizer import Distributed
-from tfdist.step import randomness
+from tfdist.horovod.wrapped_optimizer import Distributed, shared_variables
 
 try:
     from horovod.common import elastic as horovod_elastic
@@ -62,23 +62,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             raise HorovodInternalError(str(error)) from error
 
     if horovod_elastic and os.environ.get("HOROVOD_ELASTIC") != "1":
-        horovod_elastic.notification_manager = _NoNotifications()
+        # The launcher sends no notifications. The service for them listens on every network interface, unpickles received
+        # data, and stores its key where anyone can read it.
+        horovod_elastic.notification_manager = types.SimpleNamespace(
+            **dict.fromkeys(("init", "register_listener", "remove_listener"), lambda *listener: None)
+        )
     return run_fn(wrapper, _reset)
-
-
-class _NoNotifications:
-    """Replaces Horovod's notification service in jobs whose launcher sends no notifications.
-
-    The service listens on every network interface, unpickles received data, and stores its key where anyone can read it.
-    """
-
-    def init(self) -> None:
-        pass
-
-    def register_listener(self, listener: Any) -> None:
-        pass
-
-    remove_listener = register_listener
 
 
 def _reset() -> None:
@@ -97,10 +86,7 @@ class ObjectState(_ObjectState):
 
 
 class _VariablesState(ObjectState):
-    """A state of variables and values.
-
-    Synchronization resets the tapes' per-rank state of compression, which belongs to the previous ranks.
-    """
+    """A state of variables and values. Synchronization resets the tapes' state of compression, of the previous ranks."""
 
     def __init__(self, variables: Callable[[], Sequence[Any]], **kwargs: Any):
         self._variables, self._saved_values = variables, [tf.identity(v) for v in variables()]
@@ -142,8 +128,7 @@ class TensorFlowState(_VariablesState):
 class TensorFlowKerasState(_VariablesState):
     """A state of a model, its optimizer, and values such as `batch` and `epoch`, without the states of random layers.
 
-    Synchronization sets the shared state of the optimizer's compression to rank 0's, and discards per-rank state and
-    accumulated, unapplied gradients.
+    Synchronization resets the state of the optimizer's compression, and discards accumulated, unapplied gradients.
 
     Args:
       model: a built model.
@@ -159,11 +144,7 @@ class TensorFlowKerasState(_VariablesState):
         if not model.built:
             raise InputError("The model must be built first. Received: one without variables. Give it an Input.")
         self.model, self.optimizer = model, optimizer or model.optimizer
-        if not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
-        seed_ids = {id(seed) for seed in randomness.seed_states(model)}
-        variables = [variable for variable in model.variables if id(variable) not in seed_ids]
-        super().__init__(lambda: [*variables, *self.optimizer.variables], **kwargs)
+        super().__init__(lambda: shared_variables(self.model, self.optimizer), **kwargs)
 
     def reset(self) -> None:
         """Makes Keras trace the model's steps again, since the number of ranks may have changed."""
@@ -173,7 +154,7 @@ class TensorFlowKerasState(_VariablesState):
     def sync(self) -> None:
         for optimizer in (self.optimizer, getattr(self.optimizer, "inner_optimizer", None)):
             if isinstance(optimizer, Distributed):
-                optimizer.synchronize()
+                optimizer.reset_state()
         super().sync()
 
 
@@ -184,13 +165,18 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class _StateCallback(keras.callbacks.Callback):
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+
+
+class CommitStateCallback(_StateCallback):
     """Commits a state every `batches_per_commit` batches, and at the end of an epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1):
-        super().__init__()
-        self.state, self.batches_per_commit = state, batches_per_commit
-        self._batches_left = batches_per_commit
+        super().__init__(state)
+        self.batches_per_commit = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restarts the count of batches, on all ranks at the same time."""
@@ -206,12 +192,8 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(_StateCallback):
     """Sets `state.batch` to the number of the batch, and to 0 after an epoch."""
-
-    def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch = batch
@@ -220,13 +202,8 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(_StateCallback):
     """Sets `state.epoch` to the number of completed epochs, over all resets."""
-
-    def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
-        self._first_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Records the first epoch, because Keras counts from 0 after each reset."""

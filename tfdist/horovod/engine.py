@@ -6,15 +6,18 @@ import itertools
 import re
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.collectives.interface import to_transferable
 from tfdist.coordination import Group
 from tfdist.errors import InputError
 from tfdist.horovod.errors import InvalidArgumentError
 from tfdist.horovod.ops import ReduceOp
+
+Factors: TypeAlias = tuple[float, float]  # of the tensors before a reduction, and of its results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +37,8 @@ class CallId:
 class Engine(abc.ABC):
     """The operations that `tfdist.horovod` needs from an engine.
 
-    The operations take and return tensors of this rank, and are not differentiable; `tfdist.horovod.reductions` and
-    `tfdist.horovod.data_movement` add gradients. Tensors of a list are sent together.
+    The operations take and return tensors of this rank, and are not differentiable; `tfdist.horovod.operations`
+    adds gradients. Tensors of a list are sent together.
     """
 
     rank: int  # the first seven are those of the functions in `tfdist.horovod.process`
@@ -49,7 +52,6 @@ class Engine(abc.ABC):
     object_key: str  # secret of the job, with which the processes sign objects
     collectives: Collectives  # of all ranks, usable anywhere in this process, eagerly and in `tf.function`
     reducible_dtypes: frozenset[tf.DType]
-    movable_dtypes: frozenset[tf.DType]  # dtypes that can be gathered, broadcast and exchanged
     is_elastic: bool = False  # whether the number of ranks may change between runs of the same traced graph
 
     @abc.abstractmethod
@@ -57,9 +59,7 @@ class Engine(abc.ABC):
         """Returns the collectives of a process set; on ranks outside the set, the collectives of a single replica."""
 
     @abc.abstractmethod
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors) -> list[tf.Tensor]:
         """Reduces tensors elementwise by any operation except Adasum; scales inputs and results.
 
         The tensors must have dtypes in `reducible_dtypes`.
@@ -119,27 +119,18 @@ def scale_tensor(tensor: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.cast(tensor, dtype) * multiplier, tensor.dtype)
 
 
-_SAME_BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
-WIDER = {tf.bfloat16: tf.float32} | dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32)
-
-
 def to_movable(engine: Engine, tensor: tf.Tensor, operation: str) -> tf.Tensor:
-    """Converts a tensor without loss to a dtype that the engine can move; raises `InvalidArgumentError` if there is none."""
-    dtype = tensor.dtype
-    if dtype in engine.movable_dtypes:
-        return tensor
-    if _SAME_BITS.get(dtype) in engine.movable_dtypes:
-        return tf.bitcast(tensor, _SAME_BITS[dtype])
-    if WIDER.get(dtype) in engine.movable_dtypes:
-        return tf.cast(tensor, WIDER[dtype])
-    raise InvalidArgumentError(
-        f"{operation} needs a tensor of a supported dtype. Received: {dtype.name}. Cast it to another dtype."
-    )
+    """Casts a tensor to a dtype that the engine can move; casting back is exact.
 
-
-def from_movable(result: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Converts the result of moving a tensor back to its dtype."""
-    return tf.bitcast(result, dtype) if result.dtype == _SAME_BITS.get(dtype) else tf.cast(result, dtype)
+    Raises:
+      InvalidArgumentError: there is no such dtype.
+    """
+    result = to_transferable(tensor, engine.collectives)
+    if result.dtype not in engine.collectives.wire.gathers:
+        raise InvalidArgumentError(
+            f"{operation} needs a tensor of a supported dtype. Received: {tensor.dtype.name}. Cast it to another dtype."
+        )
+    return result
 
 
 _INVALID_CHARACTERS = re.compile(r"[^A-Za-z0-9_./-]")

@@ -17,20 +17,18 @@ class UnknownNameError(InputError, AttributeError):
     """Raised for names of Horovod that are not provided, with the alternative."""
 
 
-class InvalidArgumentError(InputError, tf.errors.InvalidArgumentError):
+class _OpError(InputError):
+    def __init__(self, message: str):
+        super(ValueError, self).__init__(None, None, message)  # of the class of TensorFlow
+        self.args = (message,)
+
+
+class InvalidArgumentError(_OpError, tf.errors.InvalidArgumentError):
     """Raised for arguments that are invalid on every rank: a scalar, or a root that is not a rank of the call."""
 
-    def __init__(self, message: str):
-        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
-        self.args = (message,)
 
-
-class FailedPreconditionError(InputError, tf.errors.FailedPreconditionError):
+class FailedPreconditionError(_OpError, tf.errors.FailedPreconditionError):
     """Raised if the ranks' calls do not match, or if Horovod rejects them after a comparison."""
-
-    def __init__(self, message: str):
-        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
-        self.args = (message,)
 
 
 def check_eager(call_name: str, alternative: str) -> None:
@@ -38,15 +36,6 @@ def check_eager(call_name: str, alternative: str) -> None:
     if not tf.executing_eagerly():
         kind = "tf.function" if tf.compat.v1.executing_eagerly_outside_functions() else "a graph of TensorFlow 1"
         raise NoGraphError(f"{call_name} runs eagerly. Received: a call in {kind}. {alternative}.")
-
-
-def check_no_old_graph(call_name: str) -> None:
-    """Raises `NoGraphError`, with the name of the call, in a graph of TensorFlow 1."""
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        raise NoGraphError(
-            f"{call_name} in a graph of TensorFlow 1 needs Horovod. Received: a job on tf.distribute's collectives, which "
-            "sessions cannot run. Call it eagerly or in a tf.function."
-        )
 
 
 def check_no_session(session: object) -> None:

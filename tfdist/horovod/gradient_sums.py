@@ -15,11 +15,10 @@ from tfdist.gradients import Reducer, unscale
 from tfdist.gradients.reducer import rows_send_less, sum_rows
 from tfdist.horovod.compression import is_lossless, reducer_of
 from tfdist.horovod.engine import Engine, scale_tensor
-from tfdist.horovod.object_exchange import broadcast_object
+from tfdist.horovod.operations import allreduce
 from tfdist.horovod.ops import Average, ReduceOp, Sum
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
-from tfdist.horovod.reductions import allreduce
 
 Gradient = Any  # a tensor, tf.IndexedSlices or None
 _Key = tuple[str, tuple[int, ...]]  # name and shape of a state
@@ -41,12 +40,9 @@ class Options:
     device_dense: str  # device on which dense gradients are reduced
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an invalid factor."""
-        factor = self.gradient_predivide_factor
-        if factor != 1.0 and self.op != Average:
+        """Raises `InputError` for a factor of another operation."""
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise InputError(f"gradient_predivide_factor is for op=Average. Received: op={self.op.name}. Leave it out.")
-        if not factor > 0:
-            raise InputError(f"gradient_predivide_factor must be above 0. Received: {factor}. Leave it out.")
 
 
 class GradientSums:
@@ -62,7 +58,6 @@ class GradientSums:
         self._plans: dict[str, list[str]] = {}  # the first rank's names of gradients, by digest of this rank's plan
         self._sends_rows: dict[str, bool] = {}
         self._states: dict[_Key, tuple[State, tf.Variable]] = {}
-        self._initial_values: dict[_Key, Any] = {}  # initial values of variables to be created
 
     def __call__(
         self, gradients: Sequence[Gradient], variables: Sequence[Any], local_keys: Collection[int]
@@ -174,31 +169,15 @@ class GradientSums:
         with tf.init_scope():
             for key, state in states.items():
                 if key not in self._states:
-                    value = _initial_value(state, self._initial_values.pop(key, state.initial))
-                    variable = tf.Variable(value, trainable=False, name=state.name.replace(":", "_"))
+                    name = state.name.replace(":", "_")
+                    variable = tf.Variable(state.initial_value(), trainable=False, name=name)
                     self._states[key] = state, variable
         return [self._states[key][1] for key in states]
 
     def reset_state(self) -> None:
         """Resets the state of the compression on this rank."""
-        self._initial_values.clear()
         for state, variable in self._states.values():
-            variable.assign(_initial_value(state, state.initial))
-
-    def synchronize(self) -> None:
-        """Sets the compression's shared state to the first rank's, and resets per-rank state.
-
-        Every rank must call it; a rank that has not reduced any gradients starts with the first rank's state.
-        """
-        shared_values = {key: v.numpy() for key, (state, v) in self._states.items() if not state.per_replica}
-        self.reset_state()
-        process_set = self.options.process_set
-        if process_set.included():
-            self._initial_values = broadcast_object(
-                shared_values, process_set.ranks[0], name="compression", process_set=process_set
-            )
-        for key in self._states.keys() & self._initial_values.keys():
-            self._states[key][1].assign(self._initial_values.pop(key))
+            variable.assign(state.initial_value())
 
     def _agree_on_names(
         self, current_engine: Engine, gradients: dict[str, Gradient], row_names: list[str]
@@ -250,10 +229,6 @@ def _assert_same_size(tensors: list[tf.Tensor], size: int, options: Options) -> 
     )
     with tf.control_dependencies([] if assertion is None else [assertion]):
         return [tf.identity(tensor) for tensor in tensors]
-
-
-def _initial_value(state: State, value: Any) -> tf.Tensor:
-    return tf.broadcast_to(tf.cast(value, state.dtype), state.shape)
 
 
 def _describe(gradient: Gradient) -> str:

@@ -12,12 +12,13 @@ import tensorflow as tf
 from tfdist.cluster.environment import Cluster, detect_cluster
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.horovod import HorovodCollectives
+from tfdist.collectives.interface import call_by_dtype
 from tfdist.collectives.no_constant_folding import hide_constant
 from tfdist.coordination import Group, LocalGroup, PeerFailureHandler, join
 from tfdist.coordination.job_token import LOOPBACK, group_token, job_token, join_address, network_interface
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_with_group
 from tfdist.errors import InputError
-from tfdist.horovod.engine import CallId, Engine
+from tfdist.horovod.engine import CallId, Engine, Factors
 from tfdist.horovod.ops import ReduceOp
 from tfdist.horovod.process_sets import ranks_of
 
@@ -32,10 +33,7 @@ class HorovodEngine(Engine):
     member if Horovod then fails. `options` are arguments of Horovod's `init`.
     """
 
-    _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
-    _floats = frozenset([tf.float16, tf.float32, tf.float64])
-    reducible_dtypes = _integers | _floats
-    movable_dtypes = reducible_dtypes | {tf.uint16, tf.int16, tf.bool}
+    reducible_dtypes = HorovodCollectives.wire.reduces | {tf.uint8, tf.int8}
 
     def __init__(self, group: Group | None, on_join: Callable[[Group], None] = lambda group: None, **options: Any):
         self.is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
@@ -89,10 +87,8 @@ class HorovodEngine(Engine):
             return self.collectives
         return HorovodCollectives(process_set) if process_set.included() else OneReplica()
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
-    ) -> list[tf.Tensor]:
-        scales = {"prescale_factor": prescale, "postscale_factor": postscale}
+    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors) -> list[tf.Tensor]:
+        scales = dict(zip(("prescale_factor", "postscale_factor"), factors, strict=True))
         totals = _call_by_dtype("allreduce", tensors, call, op=int(op), **scales)
         return [_restore_shape(total, tensor) for total, tensor in zip(totals, tensors, strict=True)]
 
@@ -158,14 +154,11 @@ def _call_by_dtype(operation: str, tensors: Sequence[tf.Tensor], call: CallId, *
     """Makes a call for a single tensor, or a grouped call for each dtype."""
     if len(tensors) == 1:
         return [_call_horovod(operation, tensors, call, **options)]
-    results = list(tensors)
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        inputs = [tensors[i] for i in indices]
-        outputs = _call_horovod(f"grouped_{operation}", inputs, call.with_suffix(dtype.name), **options)
-        for i, result in zip(indices, outputs, strict=True):
-            results[i] = result
-    return results
+
+    def call_grouped(inputs: list[tf.Tensor]) -> Any:
+        return _call_horovod(f"grouped_{operation}", inputs, call.with_suffix(inputs[0].dtype.name), **options)
+
+    return call_by_dtype(call_grouped, tensors)
 
 
 def _call_horovod(operation: str, tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.horovod import data_movement, object_exchange, ops, process, process_sets, reductions
+from tfdist.horovod import object_exchange, operations, ops, process, process_sets
 from tfdist.horovod.errors import UnknownNameError
 
 
@@ -102,6 +102,6 @@ def _names_of(*modules: types.ModuleType) -> dict[str, Any]:
     }
 
 
-mpi_ops = HorovodModule("mpi_ops", _names_of(data_movement, object_exchange, ops, process, process_sets, reductions))
+mpi_ops = HorovodModule("mpi_ops", _names_of(operations, object_exchange, ops, process, process_sets))
 _UTIL_NAMES = {"_executing_eagerly": tf.executing_eagerly, "vars_to_refs": vars_to_refs, "refs_to_vars": refs_to_vars}
 util = HorovodModule("util", _UTIL_NAMES)

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.horovod.data_movement import allgather, broadcast
 from tfdist.horovod.engine import Engine
 from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
+from tfdist.horovod.operations import allgather, broadcast
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 
@@ -29,7 +29,7 @@ from tfdist.horovod.process_sets import global_process_set
 #
 # Cost: 32 bytes and about a second per GB on each side; a small all-gather per process set and start of the engine.
 
-SIGNATURE = 32  # bytes
+_SIGNATURE = 32  # bytes
 _NONCE = 16  # bytes
 
 # For each engine and process set, the ranks and their nonces, and the numbers of calls by operation and name.
@@ -39,10 +39,17 @@ _lock = threading.Lock()
 
 
 class Call:
-    """Signs and verifies the objects of one exchange; `number` counts earlier calls of this operation with this name."""
+    """Signs and verifies the objects of one exchange; the first one on a process set exchanges nonces."""
 
-    def __init__(self, key: bytes, operation: str, name: str, number: int):
-        self._key, self._name, self._identity = key, name, (operation, name, number)
+    def __init__(self, operation: str, name: str, process_set: Any):
+        sessions, ranks = _sessions_by_engine.setdefault(engine(), {}), tuple(process_set.ranks)
+        with _lock:
+            if ranks not in sessions:
+                sessions[ranks] = _new_session(process_set), collections.Counter()
+            session, numbers = sessions[ranks]
+            self._name, self._identity = name, (operation, name, numbers[operation, name])
+            numbers[operation, name] += 1
+        self._key = hmac.digest(engine().object_key.encode(), session, "sha256")
 
     def sign(self, data: bytes, sender: int) -> np.ndarray:
         """Returns the message of rank `sender`: the signature and the pickled object."""
@@ -51,30 +58,18 @@ class Call:
     def verify(self, message: np.ndarray, sender: int) -> memoryview:
         """Returns the pickled object in a message; raises `InputError` unless rank `sender` has signed it."""
         data = memoryview(message.tobytes())
-        if not hmac.compare_digest(data[:SIGNATURE], self._signature(data[SIGNATURE:], sender)):
+        if not hmac.compare_digest(data[:_SIGNATURE], self._signature(data[_SIGNATURE:], sender)):
             raise InputError(
                 "An object of another rank must be signed with this job's token. Received: another signature, in "
                 f"{self._name!r}. Give all processes of a job the same TFDIST_TOKEN, or none; if they do, the "
                 "object was altered in transit."
             )
-        return data[SIGNATURE:]
+        return data[_SIGNATURE:]
 
     def _signature(self, data: bytes | memoryview, sender: int) -> bytes:
         mac = hmac.new(self._key, repr((*self._identity, sender)).encode() + b"\0", "sha256")
         mac.update(data)
         return mac.digest()
-
-
-def next_call(operation: str, name: str, process_set: Any) -> Call:
-    """Returns the next call of an operation with this name; the first call on a process set exchanges nonces."""
-    sessions, ranks = _sessions_by_engine.setdefault(engine(), {}), tuple(process_set.ranks)
-    with _lock:
-        if ranks not in sessions:
-            sessions[ranks] = _new_session(process_set), collections.Counter()
-        session, numbers = sessions[ranks]
-        number = numbers[operation, name]
-        numbers[operation, name] += 1
-    return Call(hmac.digest(engine().object_key.encode(), session, "sha256"), operation, name, number)
 
 
 def _new_session(process_set: Any) -> bytes:
@@ -108,8 +103,8 @@ def broadcast_object(  # noqa: D417
     name, is_root = name or "broadcast_object", engine().rank == root_rank
     data = cloudpickle.dumps(obj) if is_root else b""
     size = broadcast(tf.constant([len(data)], tf.int64), root_rank, f"{name}.sz", process_set=process_set)
-    call = next_call("broadcast_object", name, process_set)
-    message = call.sign(data, root_rank) if is_root else np.zeros([SIGNATURE + int(size[0])], np.uint8)
+    call = Call("broadcast_object", name, process_set)
+    message = call.sign(data, root_rank) if is_root else np.zeros([_SIGNATURE + int(size[0])], np.uint8)
     result = broadcast(tf.constant(message, tf.uint8), root_rank, f"{name}.t", process_set=process_set)
     return obj if is_root else cloudpickle.loads(call.verify(result.numpy(), root_rank))
 
@@ -128,8 +123,8 @@ def allgather_object(
     check_eager("hvd.allgather_object", "Call it outside of graphs")
     name = name or "allgather_object"
     data = cloudpickle.dumps(obj)
-    sizes = SIGNATURE + allgather(tf.constant([len(data)], tf.int64), f"{name}.sz", process_set=process_set).numpy()
-    call = next_call("allgather_object", name, process_set)
+    sizes = _SIGNATURE + allgather(tf.constant([len(data)], tf.int64), f"{name}.sz", process_set=process_set).numpy()
+    call = Call("allgather_object", name, process_set)
     message = tf.constant(call.sign(data, engine().rank), tf.uint8)
     messages = np.split(allgather(message, f"{name}.t", process_set=process_set).numpy(), np.cumsum(sizes)[:-1])
     return [cloudpickle.loads(call.verify(m, rank)) for m, rank in zip(messages, process_set.ranks, strict=True)]
@@ -161,16 +156,14 @@ def broadcast_(
 
 
 def _assign_broadcast(variables: Any, root_rank: int, name: str | None, process_set: Any) -> list[Any]:
+    if callable(variables) and not isinstance(variables, list):
+        variables = variables()
     return [
         variable.assign(
             broadcast(tf.convert_to_tensor(variable), root_rank, name and f"{name}_{number}", process_set=process_set)
         )
-        for number, variable in enumerate(_variable_list(variables))
+        for number, variable in enumerate(variables)
     ]
-
-
-def _variable_list(variables: Any) -> Sequence[Any]:
-    return variables() if callable(variables) and not isinstance(variables, list) else variables
 
 
 def broadcast_global_variables(root_rank: int) -> None:

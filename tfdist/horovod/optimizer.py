@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tfdist.errors import InputError, is_integer
 from tfdist.horovod.compression import Compression, validate_compression
-from tfdist.horovod.data_movement import with_alternative_signature
 from tfdist.horovod.gradient_sums import GradientSums, Options
+from tfdist.horovod.operations import with_alternative_signature
 from tfdist.horovod.ops import Average, Sum, to_reduce_op
 from tfdist.horovod.process import engine, horovod_is_installed, is_initialized, on_init
 from tfdist.horovod.process_sets import global_process_set
-from tfdist.horovod.wrapped_optimizer import Accumulation, Distributed, is_distributed, pickling_error, wrap_optimizer
+from tfdist.horovod.wrapped_optimizer import Accumulation, Distributed, is_distributed, wrap_optimizer
 
 
 @functools.cache
@@ -25,11 +25,10 @@ def patch_keras() -> None:
 
     After `init`, models are trained and evaluated without XLA, because any step may communicate and XLA cannot compile
     communication. A loss scale around a distributed optimizer checks the gradients of all ranks, which then apply or
-    skip a step together; it cannot be pickled, because the restored optimizer would not reduce gradients. `compile` ignores
-    `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
+    skip a step together. `compile` ignores `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
     """
     loss_scale_class = keras.optimizers.LossScaleOptimizer
-    original_check_finite, original_reduce = loss_scale_class.check_finite, loss_scale_class.__reduce__
+    original_check_finite = loss_scale_class.check_finite
     # Keras compares the `compile` of this class with the `compile` of each model.
     trainer: Any = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
     original_compile = trainer.compile
@@ -62,16 +61,13 @@ def patch_keras() -> None:
         [count] = collectives.all_reduce([tf.reshape(false_count, [1])], name="finite")
         return tf.equal(count[0], 0.0)
 
-    @functools.wraps(original_reduce)
-    def __reduce__(self: keras.optimizers.LossScaleOptimizer) -> Any:
-        if is_distributed(self.inner_optimizer):
-            raise pickling_error(self)
-        return original_reduce(self)
-
     for name in ("make_train_function", "make_test_function"):
         setattr(keras.Model, name, without_xla(getattr(keras.Model, name)))
     trainer.compile = compile
-    loss_scale_class.check_finite, loss_scale_class.__reduce__ = check_finite, __reduce__
+    loss_scale_class.check_finite = check_finite
+
+
+on_init.append(patch_keras)
 
 
 def needs_communication(model: keras.Model) -> bool:
@@ -80,9 +76,6 @@ def needs_communication(model: keras.Model) -> bool:
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
         return True
     return any(getattr(layer, "communicates_across_ranks", False) for layer in model._flatten_layers())
-
-
-on_init(patch_keras)
 
 
 _TENSORFLOW_ARGUMENTS = (

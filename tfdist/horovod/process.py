@@ -21,7 +21,7 @@ from tfdist.horovod.engine import Engine, horovod_required_error
 _engines: list[Engine] = []  # the engine in use, if any
 # The job's group, joined once per process, even if the engine then fails, and left at exit.
 _groups: list[Group] = []
-_init_callbacks: list[Callable[[], None]] = []
+on_init: list[Callable[[], None]] = []  # functions of modules that import this module
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
@@ -45,7 +45,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         _engines.append(_start_engine(options))
     finally:
         _leave_at_exit()
-    for callback in _init_callbacks:
+    for callback in on_init:
         callback()
 
 
@@ -95,11 +95,6 @@ def _leave_groups() -> None:
             shutdown()
     for group in _groups:
         group.leave(code, reason)
-
-
-def on_init(callback: Callable[[], None]) -> None:
-    """Registers a function that `init` calls; used by modules that import this module."""
-    _init_callbacks.append(callback)
 
 
 def shutdown() -> None:

@@ -42,32 +42,20 @@ except ImportError:
     global_process_set = ProcessSet([])
 
 
-def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[int]]:
-    """Validates the process sets passed to `init`, and returns their ranks, except for MPI communicators and "dynamic".
+def ranks_of(process_sets: Any, size: int) -> list[list[int]]:
+    """Returns the ranks of the process sets passed to `init`, except for MPI communicators and "dynamic".
 
-    Horovod validates the sets during its start, after which a failed process cannot start it again.
+    Horovod validates sets during its start, after which a failed process cannot start it again.
 
     Raises:
-      InputError: an item is not a process set, a rank is not in the job, or two sets have the same ranks.
+      InputError: a rank is not in the job, which may have fewer processes than the program expects.
     """
-    if process_sets is None or str(process_sets).lower() == "dynamic":
+    if process_sets is None or isinstance(process_sets, str):
         return []
-    rank_lists: list[list[int]] = []
-    for process_set in [process_sets] if isinstance(process_sets, str) else process_sets:
-        if not isinstance(process_set, ProcessSet):
-            raise InputError(f"process_sets takes hvd.ProcessSet([...]). Received: {process_set!r}. Make a set of it.")
-        if process_set.ranks is None:
-            continue
-        invalid_ranks = [rank for rank in process_set.ranks if not 0 <= rank < size]
-        if invalid_ranks or not process_set.ranks:
+    rank_lists = [list(process_set.ranks) for process_set in process_sets if process_set.ranks is not None]
+    for ranks in rank_lists:
+        if not ranks or not set(ranks) <= set(range(size)):
             raise InputError(
-                f"A process set must have ranks from 0 to {size - 1}. Received: {list(process_set.ranks)}. Leave out the "
-                "others."
+                f"A process set must have ranks from 0 to {size - 1}. Received: {ranks}. Leave out the others."
             )
-        if list(process_set.ranks) in [*rank_lists, list(range(size))]:
-            raise InputError(
-                f"Each process set must have different ranks, and not all of them. Received: {list(process_set.ranks)} again. "
-                "Use that set, or leave out process_set for all ranks."
-            )
-        rank_lists.append(list(process_set.ranks))
     return rank_lists

@@ -8,45 +8,21 @@ import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.horovod.compression import Compression, is_lossless, validate_compression
-from tfdist.horovod.data_movement import with_alternative_signature
 from tfdist.horovod.gradient_sums import GradientSums, Options, key_of
+from tfdist.horovod.operations import with_alternative_signature
 from tfdist.horovod.ops import Average, Sum, to_reduce_op
 from tfdist.horovod.optimizer import check_groups, local_variables
 from tfdist.horovod.process_sets import global_process_set
 
 
 class DistributedTape(tf.GradientTape):
-    """Wraps a tape and reduces its gradients over the ranks, except for the gradients of `local_sources`."""
+    """A tape that reduces its gradients over the ranks, except for the gradients of `local_sources`."""
+
+    __slots__ = ("_local_keys", "_reduction")
 
     def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local_sources: Sequence[Any]):
-        self._inner, self._reduction, self._local_keys = tape, reduction, set(map(key_of, local_sources))
-
-    def __enter__(self) -> "DistributedTape":
-        self._inner.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._inner.__exit__(*error)
-
-    def watch(self, tensor: Any) -> None:
-        self._inner.watch(tensor)
-
-    def stop_recording(self) -> Any:
-        return self._inner.stop_recording()
-
-    def reset(self) -> None:
-        self._inner.reset()
-
-    def watched_variables(self) -> Any:
-        return self._inner.watched_variables()
-
-    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """See base class. The result is not reduced over the ranks."""
-        return self._inner.jacobian(*args, **kwargs)
-
-    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """See base class. The result is not reduced over the ranks."""
-        return self._inner.batch_jacobian(*args, **kwargs)
+        self.__dict__ = tape.__dict__  # type: ignore[misc]  # the same recording, which may still be going on
+        self._reduction, self._local_keys = reduction, set(map(key_of, local_sources))
 
     def gradient(
         self,
@@ -64,7 +40,7 @@ class DistributedTape(tf.GradientTape):
           InputError: the ranks' gradients differ in name, dtype or shape.
         """
         source_list = keras.tree.flatten(sources)
-        gradients = self._inner.gradient(target, source_list, output_gradients, unconnected_gradients)
+        gradients = super().gradient(target, source_list, output_gradients, unconnected_gradients)
         return keras.tree.pack_sequence_as(sources, self._reduction(gradients, source_list, self._local_keys))
 
     def register_local_source(self, source: Any) -> None:

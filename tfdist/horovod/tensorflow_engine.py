@@ -9,71 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import Collectives, Op
+from tfdist.collectives import Collectives
 from tfdist.distribution.factory import load_strategy
-from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, PeerLostError
-from tfdist.horovod.engine import CallId, Engine, horovod_required_error, scale_tensor
-from tfdist.horovod.errors import FailedPreconditionError, check_no_old_graph
+from tfdist.horovod.engine import CallId, Engine, Factors, horovod_required_error, scale_tensor
+from tfdist.horovod.errors import FailedPreconditionError, NoGraphError
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
-
-
-class StrategyCollectives(Collectives):
-    """The collectives of a strategy with one replica per process; each call runs in its own `strategy.run`."""
-
-    def __init__(self, strategy: Strategy):
-        self._strategy = strategy
-        self.size = strategy.collectives.size
-        self.wire = strategy.collectives.wire
-        self._gathers: dict[tuple[tf.DType, tuple[int, ...]], Callable[[tf.Tensor], tf.Tensor]] = {}
-
-    @property
-    def rank(self) -> int:
-        return self._strategy.cluster.rank
-
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        return self._run(self._strategy.collectives.all_reduce, tensors, op, name=name)
-
-    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if tf.executing_eagerly():
-            return [self._eager_gather(tensor.dtype, tuple(tensor.shape[1:]))(tensor) for tensor in inputs]
-        return self._gather(inputs, name)
-
-    def _eager_gather(self, dtype: tf.DType, row: tuple[int, ...]) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns a cached function that gathers rows of one kind, because TensorFlow would trace each eager call."""
-        if (dtype, row) not in self._gathers:
-            self._gathers[dtype, row] = tf.function(
-                lambda rows: self._gather([rows], "gather")[0],
-                input_signature=[tf.TensorSpec([None, *row], dtype)],
-                autograph=False,
-            ).get_concrete_function()
-        return self._gathers[dtype, row]
-
-    def _gather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Gathers flattened tensors and their row counts.
-
-        Each tensor gets an extra element, because TensorFlow crashes on empty tensors.
-        """
-        rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-        inputs = [tf.concat([tf.reshape(x, [-1]), tf.zeros([1], x.dtype)], 0) for x in tensors]
-        table, *vectors = self._run(self._strategy.collectives.all_gather, [rows[None], *inputs], name=name)
-        results = []
-        for i, (vector, tensor) in enumerate(zip(vectors, tensors, strict=True)):
-            row = tf.shape(tensor)[1:]
-            parts = tf.split(vector, table[:, i] * tf.reduce_prod(row) + 1, num=self.size)
-            result = tf.concat([part[:-1] for part in parts], 0)
-            result = tf.reshape(result, tf.concat([[tf.reduce_sum(table[:, i])], row], 0))
-            results.append(tf.ensure_shape(result, tf.TensorShape([None]).concatenate(tensor.shape[1:])))
-        return results
-
-    def _run(
-        self, collective: Callable[..., Any], tensors: Sequence[tf.Tensor], *args: Any, **kwargs: Any
-    ) -> list[tf.Tensor]:
-        inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        results = self._strategy.run(lambda: tuple(collective(inputs, *args, **kwargs)))
-        return [self._strategy.local(result)[0] for result in results]
 
 
 class TensorFlowEngine(Engine):
@@ -98,15 +40,14 @@ class TensorFlowEngine(Engine):
         self._strategy = strategy
         self.group = strategy.group
         self.object_key = self.group.token_for("objects")
-        self.collectives = StrategyCollectives(strategy)
+        self.collectives = strategy.process_collectives
         self._deadline = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 600) or _NO_DEADLINE_SECONDS
         self._call_numbers = itertools.count(1)
         cluster = strategy.cluster
         self.rank, self.size = cluster.rank, cluster.size
         self.local_rank, self.local_size = cluster.local_rank, cluster.local_size
         self.cross_rank, self.cross_size = cluster.rank // cluster.local_size, -(-cluster.size // cluster.local_size)
-        wire = self.collectives.wire
-        self.reducible_dtypes, self.movable_dtypes = wire.reduces, wire.gathers
+        self.reducible_dtypes = self.collectives.wire.reduces
         global_process_set.set_ranks(self.rank, self.size)
 
     def collectives_of(self, process_set: Any) -> Collectives:
@@ -114,9 +55,8 @@ class TensorFlowEngine(Engine):
             raise horovod_required_error("A process set of some ranks", "Leave out process_set")
         return self.collectives
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors) -> list[tf.Tensor]:
+        prescale, postscale = factors
         self._agree(call.name, f"{op.name} (times {prescale:g} before, {postscale:g} after)", tensors)
         inputs = [scale_tensor(tensor, prescale) for tensor in tensors]
         if op in (Sum, Average):
@@ -139,16 +79,8 @@ class TensorFlowEngine(Engine):
         return self.collectives_of(call.process_set).all_gather(tensors, name=call.name)
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
-        """See base class.
-
-        All-reduces the bits of the tensor, which are set to zero except on the root. Cost: 2 n (N - 1) / N bytes sent.
-        """
         self._agree(call.name, f"broadcast from rank {root}", [tensor])
-        bits = tf.bitcast(tensor, _BITS[tensor.dtype.size])
-        integers = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
-        integers = integers if self.rank == root else tf.zeros_like(integers)
-        [total] = self.collectives_of(call.process_set).all_reduce([integers], name=call.name)
-        return tf.bitcast(tf.ensure_shape(tf.cast(total, bits.dtype), tensor.shape), tensor.dtype)
+        return self.collectives_of(call.process_set).broadcast([tensor], root, name=call.name)[0]
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
         self._agree(call.name, "exchange", [tensor], allows_uneven_rows=True)
@@ -176,7 +108,11 @@ class TensorFlowEngine(Engine):
           NoGraphError: the call is in a TensorFlow 1 graph.
           PeerLostError: a rank is lost or did not make the call within the deadline.
         """
-        check_no_old_graph(f"hvd.{name}")
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            raise NoGraphError(
+                f"hvd.{name} in a graph of TensorFlow 1 needs Horovod. Received: a job on tf.distribute's collectives, which "
+                "sessions cannot run. Call it eagerly or in a tf.function."
+            )
         description = f"{name}: {operation} of {', '.join(_describe(tensor, allows_uneven_rows) for tensor in tensors)}"
         number = next(self._call_numbers)
         try:
@@ -200,5 +136,4 @@ def _describe(tensor: tf.Tensor, has_uneven_rows: bool) -> str:
 
 
 _NO_DEADLINE_SECONDS = 1e9
-_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes per element
 _COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {Min: tf.minimum, Max: tf.maximum, Product: operator.mul}

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.errors import InputError, is_integer
 from tfdist.horovod.gradient_sums import Gradient, GradientSums, key_of
+from tfdist.step import randomness
 
 
 class Accumulation:
@@ -21,9 +22,10 @@ class Accumulation:
         if not is_integer(passes) or passes < 1:
             raise InputError(f"backward_passes_per_step must be an integer of at least 1. Received: {passes!r}.")
         self.passes, self.average = int(passes), average
-        self._sums: dict[int, tuple[Any, tf.Variable]] = {}  # variables that have had a gradient, and their sums
+        self._sums: dict[
+            int, tuple[Any, tf.Variable]
+        ] = {}  # variables with a gradient in the first pass, and their sums
         self._count: tf.Variable | None = None
-        self._variable_count: tf.Variable | None = None  # number of these variables, which may change after tracing
 
     def reset_state(self) -> None:
         """Discards the passes since the last update."""
@@ -32,53 +34,39 @@ class Accumulation:
         self._reset()
 
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Tensor:
-        """Adds the gradients of a pass; returns a scalar bool, whether the pass was the last one of a step."""
-        count = self._build(gradients, variables)
-        for gradient, variable in zip(gradients, variables, strict=True):
-            if gradient is not None:
-                _, total = self._sums[key_of(variable)]
-                total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
-        return tf.equal(count.assign((count + 1) % self.passes), 0)
+        """Adds the gradients of a pass; returns a scalar bool, whether the pass was the last one of a step.
 
-    def pop_sums(self, variables: Sequence[Any]) -> tuple[list[Gradient], list[Any]]:
-        """Returns the sums, or means, of a step and their variables, and resets the sums.
-
-        The variables of the last pass come first, with None for variables that have never had a gradient. All other variables
-        that have had a gradient in any pass follow, with zeros if they had none in this step.
+        Raises:
+          InputError: a variable without a gradient in the first pass of all has one.
         """
-        sums = {key: total for key, (_, total) in self._sums.items()}
-        keys = {key_of(variable) for variable in variables}
-        all_variables = [*variables, *(variable for key, (variable, _) in self._sums.items() if key not in keys)]
-        with tf.control_dependencies([self._assert_all_traced()] if tf.inside_function() else []):
-            divisor = self.passes if self.average else 1
-            values = {key: total.read_value() / divisor for key, total in sums.items()}
-        with tf.control_dependencies(list(values.values())):
+        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        if self._count is None:
+            with tf.init_scope():
+                self._count = tf.Variable(0, trainable=False, name="backward_passes")
+                for gradient, variable in pairs:
+                    total = tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False)
+                    self._sums[key_of(variable)] = variable, total
+        for gradient, variable in pairs:
+            if key_of(variable) not in self._sums:
+                raise InputError(
+                    "backward_passes_per_step: every variable needs a gradient in the first pass. Received: the first one "
+                    f"of {variable.name} in a later pass. Pass zeros instead of None."
+                )
+            _, total = self._sums[key_of(variable)]
+            total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
+        return tf.equal(self._count.assign((self._count + 1) % self.passes), 0)
+
+    def pop_sums(self) -> tuple[list[tf.Tensor], list[Any]]:
+        """Returns the sums, or means, of a step and their variables, and resets the sums."""
+        divisor = self.passes if self.average else 1
+        values = [total.read_value() / divisor for _, total in self._sums.values()]
+        with tf.control_dependencies(values):
             self._reset()
-        return [values.get(key_of(variable)) for variable in all_variables], all_variables
+        return values, [variable for variable, _ in self._sums.values()]
 
     def _reset(self) -> None:
         for _, total in self._sums.values():
             total.assign(tf.zeros(total.shape, total.dtype))  # not a product with 0, which keeps NaN
-
-    def _assert_all_traced(self) -> tf.Operation:
-        return tf.debugging.assert_equal(
-            self._variable_count,
-            len(self._sums),
-            "backward_passes_per_step: a variable had its first gradient after this tf.function was traced, which would not "
-            "update it. Pass zeros instead of None, or pass the variable's gradient to apply before the function is called",
-        )
-
-    def _build(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Variable:
-        with tf.init_scope():
-            if self._count is None or self._variable_count is None:
-                self._count = tf.Variable(0, trainable=False, name="backward_passes")
-                self._variable_count = tf.Variable(0, trainable=False, name="variables_with_gradients")
-            for gradient, variable in zip(gradients, variables, strict=True):
-                if gradient is not None and key_of(variable) not in self._sums:
-                    total = tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False)
-                    self._sums[key_of(variable)] = variable, total
-                    self._variable_count.assign(len(self._sums))
-        return self._count
 
 
 class Distributed:
@@ -106,7 +94,7 @@ class Distributed:
                 self.build(variables)  # type: ignore[attr-defined]
 
         def update() -> tf.Tensor:
-            sums, all_variables = self.accumulation.pop_sums(variables)
+            sums, all_variables = self.accumulation.pop_sums()
             base(self.reduction(sums, all_variables, self.local_keys), all_variables)
             return tf.constant(True)
 
@@ -116,9 +104,9 @@ class Distributed:
         """Excludes the gradient of a variable from the reduction."""
         self.local_keys.add(key_of(var))
 
-    def synchronize(self) -> None:
-        """Sets the compression's shared state to rank 0's and discards unapplied passes; all ranks must call it."""
-        self.reduction.synchronize()
+    def reset_state(self) -> None:
+        """Resets the compression's state and discards unapplied passes; all ranks must call it."""
+        self.reduction.reset_state()
         self.accumulation.reset_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> keras.Optimizer:
@@ -129,7 +117,10 @@ class Distributed:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises `InputError`, because the optimizer would be restored without reduction."""
-        raise pickling_error(self)
+        raise InputError(
+            f"A distributed optimizer cannot be pickled. Received: {self.__class__.__name__}. Pickle the optimizer that it "
+            "wraps, or save the model and use hvd.load_model."
+        )
 
 
 def wrap_optimizer(optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation) -> keras.Optimizer:
@@ -147,17 +138,17 @@ def wrap_optimizer(optimizer: keras.Optimizer, reduction: GradientSums, accumula
     return _wrap(optimizer, reduction, accumulation, set())
 
 
+def shared_variables(model: keras.Model, optimizer: keras.Optimizer) -> list[Any]:
+    """Returns the variables of a model and its optimizer, which is built if necessary, without states of random layers."""
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    seeds = {id(state) for state in randomness.seed_states(model)}
+    return [*(variable for variable in model.variables if id(variable) not in seeds), *optimizer.variables]
+
+
 def is_distributed(optimizer: Any) -> bool:
     """Returns whether an optimizer itself reduces gradients."""
     return isinstance(optimizer, Distributed)
-
-
-def pickling_error(optimizer: Any) -> InputError:
-    """Returns the error for pickling a distributed optimizer, which would be restored without reduction."""
-    return InputError(
-        f"A distributed optimizer cannot be pickled. Received: {optimizer.__class__.__name__}. Pickle the optimizer "
-        "that it wraps, or save the model and use hvd.load_model."
-    )
 
 
 def _wrap(

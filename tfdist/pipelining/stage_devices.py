@@ -178,10 +178,10 @@ def call_host(
 class _NoMessages(Recording):
     """Collectives that reject communication with other replicas in a device function."""
 
-    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+    def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:
         raise InputError(
             "A layer that is spread over an axis model cannot communicate with other replicas. Received: a call of "
-            f"{operation} ({name}). Use --batch_norm=local, or leave out the axis model."
+            f"{operation} ({options['name']}). Use --batch_norm=local, or leave out the axis model."
         )
 
 

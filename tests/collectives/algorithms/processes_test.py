@@ -12,17 +12,16 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("strategy", "size", "topology"),
     [
-        pytest.param("multiworker", 3, "2,1", marks=pytest.mark.smoke("tensorflow")),
+        pytest.param("multiworker", 3, "3", marks=pytest.mark.smoke("tensorflow")),
         ("horovod", 4, "2,2"),
         pytest.param("multiworker", 2, "2", marks=pytest.mark.full),
         pytest.param("multiworker", 4, "2,2", marks=pytest.mark.full),
         pytest.param("horovod", 2, "2", marks=pytest.mark.full),
-        pytest.param("horovod", 3, "2,1", marks=pytest.mark.full),
     ],
 )
 def test_every_algorithm_sums_and_trains_like_the_engine(strategy, size, topology, tmp_path):
     ranks = running.outcomes("all_reduce", f"{strategy}(all_reduce='auto', {topology=})", size, tmp_path, seconds=300)
-    assert set(ranks[0]) == {"engine", "ring", "tree", "halving_doubling", *["hierarchical"] * (size > 2)}
+    assert set(ranks[0]) == {"engine", "ring", "tree", "halving_doubling", *["hierarchical"] * (size == 4)}
     everyones = [[np.random.default_rng([rank, n]).standard_normal(n) for n in SIZES] for rank in range(size)]
     for name, found in ranks[0].items():
         first = found["sums"][0]

@@ -7,11 +7,12 @@ import tensorflow as tf
 import tfdist
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import OneReplica, Recording
-from tfdist.collectives.all_reduce_algorithms import TunedCollectives, tuned_collectives
+from tfdist.collectives.all_reduce_algorithms import TunedCollectives
 from tfdist.config.all_reduce import MAX_MESSAGE_BYTES, TFDIST_ALGORITHMS, AlgorithmTable, AllReduce, Band
+from tfdist.distribution.all_reduce_plan import AllReducePlan
 from tfdist.errors import InputError
 
-TOPOLOGIES = {2: "2", 3: "2,1", 4: "2,2"}
+TOPOLOGIES = {2: "2", 3: "3", 4: "2,2"}
 VALUES = np.random.default_rng(0).standard_normal((4, 5, 3))
 
 
@@ -27,10 +28,9 @@ def tuned_on(strategy, table, engine=None):
     )
 
 
-# Two replicas are on one host.
 @pytest.mark.parametrize(
     ("strategy", "name"),
-    [(n, name) for n in TOPOLOGIES for name in TFDIST_ALGORITHMS if (n, name) != (2, "hierarchical")],
+    [(n, name) for n in TOPOLOGIES for name in TFDIST_ALGORITHMS if n == 4 or name != "hierarchical"],
     indirect=["strategy"],
 )
 def test_sums_and_means_equal_the_engine_s(strategy, compiled, name):
@@ -113,13 +113,13 @@ def test_eagerly_it_is_the_engine_s(strategy):
 
 @pytest.mark.parametrize("text", ["engine", "ring", "auto", "hierarchical"])
 def test_one_replica_has_no_algorithms(text):
-    assert tuned_collectives(OneReplica(), AllReduce(text), Topology((0,))) is None
+    assert AllReducePlan(AllReduce(text), Topology((0,)), None).tune(OneReplica()) is None
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"all_reduce": "hierarchical"}, "needs several hosts, .* Received: one host with 2 replicas."),
+        ({"all_reduce": "hierarchical"}, "needs several hosts with .* Received: hosts with 2 replicas."),
         ({"all_reduce": "auto(table='missing.csv')"}, "table must be a file .* Received: missing.csv: No such file"),
         ({"all_reduce": "ring", "topology": "2,1"}, "topology must be .* with a sum of 2"),
     ],

@@ -1,4 +1,4 @@
-"""All-gather, broadcast, all-to-all and reduce-scatter: Horovod's functions, including gradients.
+"""Operations on tensors, barriers, and ranks and sizes as tensors: Horovod's functions, including gradients.
 
 **Gradients.** Operations have the same gradients as in Horovod, because scripts rely on them, although they belong to
 different losses: with L the sum of the ranks' losses over N ranks, all-reduce and all-to-all return dL/dx, all-gather and
@@ -8,16 +8,26 @@ broadcast dL/dx / N (the gradient of the mean loss), and reduce-scatter N dL/dx.
 import functools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
+from tfdist.collectives.interface import CARRIERS
 from tfdist.collectives.no_constant_folding import runtime_zero
 from tfdist.errors import InputError
 from tfdist.horovod.compression import Compression, wire_compressor
-from tfdist.horovod.engine import WIDER, CallId, call_of, from_movable, scale_tensor, to_movable
+from tfdist.horovod.engine import CallId, Factors, call_of, scale_tensor, to_movable
 from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError, NotSupportedError
-from tfdist.horovod.ops import Adasum, Average, ReduceOp, Sum, check_num_rank_power_of_2, to_reduce_op
+from tfdist.horovod.ops import (
+    Adasum,
+    Average,
+    Product,
+    ReduceOp,
+    Sum,
+    check_num_rank_power_of_2,
+    handle_average_backwards_compatibility,
+    to_reduce_op,
+)
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 
@@ -76,28 +86,25 @@ def adasum(rank_tensors: Sequence[tf.Tensor], operation: str) -> tf.Tensor:
 
 def _combine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     dot_product = tf.reduce_sum(a * b)
-
     factors = [1.0 - tf.math.divide_no_nan(dot_product, 2.0 * tf.reduce_sum(x * x)) for x in (a, b)]
     return factors[0] * a + factors[1] * b
 
 
 def reduce_linearly(
-    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors = (1.0, 1.0)
 ) -> list[tf.Tensor]:
     """Reduces tensors by an operation that also reduces the gradients: Sum, Average or, as in Horovod, Adasum."""
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        totals = reduce_through_engine(xs, op, call, prescale, postscale)
-        return totals, lambda *upstream: reduce_linearly(
-            upstream, op, call.with_suffix("gradient"), prescale, postscale
-        )
+        totals = reduce_through_engine(xs, op, call, factors)
+        return totals, lambda *upstream: reduce_linearly(upstream, op, call.with_suffix("gradient"), factors)
 
-    return as_list(differentiable(*tensors))
+    return tf.nest.flatten(differentiable(*tensors))
 
 
 def reduce_through_engine(
-    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors = (1.0, 1.0)
 ) -> list[tf.Tensor]:
     """Reduces tensors of any dtype through the engine; not differentiable. bfloat16 is summed in float32.
 
@@ -109,31 +116,26 @@ def reduce_through_engine(
     current_engine, operation = engine(), f"{op.name} {call.name}"
     if op == Adasum:
         size = call.process_set.size()
-        rows = [scale_tensor(tf.stop_gradient(tensor), prescale)[None] for tensor in tensors]
+        rows = [scale_tensor(tf.stop_gradient(tensor), factors[0])[None] for tensor in tensors]
         stacks = _gather(rows, call, operation)
-        return [scale_tensor(adasum(tf.unstack(stack, size), operation), postscale) for stack in stacks]
+        return [scale_tensor(adasum(tf.unstack(stack, size), operation), factors[1]) for stack in stacks]
     inputs = []
     for tensor in tensors:
-        dtype = tensor.dtype if tensor.dtype in current_engine.reducible_dtypes else WIDER.get(tensor.dtype)
+        dtype = tensor.dtype if tensor.dtype in current_engine.reducible_dtypes else CARRIERS.get(tensor.dtype)
         if dtype not in current_engine.reducible_dtypes or tensor.dtype == tf.bool:
             names = ", ".join(sorted(dtype.name for dtype in current_engine.reducible_dtypes | {tf.bfloat16}))
             raise InvalidArgumentError(
                 f"{operation} takes {names}. Received: {tensor.dtype.name}. Cast it to one of these."
             )
         inputs.append(tf.cast(tf.stop_gradient(tensor), dtype))
-    totals = current_engine.reduce(inputs, op, call, prescale, postscale)
+    totals = current_engine.reduce(inputs, op, call, factors)
     return [tf.cast(total, tensor.dtype) for total, tensor in zip(totals, tensors, strict=True)]
 
 
 def _gather(tensors: Sequence[tf.Tensor], call: CallId, operation: str) -> list[tf.Tensor]:
     inputs = [to_movable(engine(), tensor, operation) for tensor in tensors]
     results = zip(engine().gather(inputs, call), tensors, strict=True)
-    return [from_movable(result, tensor.dtype) for result, tensor in results]
-
-
-def as_list(results: Any) -> list[tf.Tensor]:
-    """Returns the results of a function with a custom gradient as a list, even a single tensor."""
-    return list(results) if isinstance(results, list | tuple) else [results]
+    return [tf.cast(result, tensor.dtype) for result, tensor in results]
 
 
 @with_alternative_signature(("value", "name"))
@@ -179,7 +181,7 @@ def gather_tensors(tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor
 
         return _gather([tf.stop_gradient(x) for x in xs], call, f"allgather {call.name}"), gradient
 
-    return as_list(differentiable(*tensors))
+    return tf.nest.flatten(differentiable(*tensors))
 
 
 @with_alternative_signature(("value", "root_rank", "name"))
@@ -215,7 +217,7 @@ def broadcast(  # noqa: D417
             return tf.where(tf.equal(runtime_zero(), 0), tf.zeros_like(mean), mean)
 
         message = to_movable(current_engine, tf.stop_gradient(x), f"broadcast {call.name}")
-        return from_movable(current_engine.broadcast(message, root_rank, call), x.dtype), gradient
+        return tf.cast(current_engine.broadcast(message, root_rank, call), x.dtype), gradient
 
     return differentiable(tf.convert_to_tensor(tensor))
 
@@ -262,12 +264,12 @@ def exchange_rows(tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[t
         def gradient(upstream: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             return exchange_rows(upstream, row_counts, call.with_suffix("gradient"))[0]
 
-        return (from_movable(rows, x.dtype), row_counts), gradient
+        return (tf.cast(rows, x.dtype), row_counts), gradient
 
     return differentiable(tensor)
 
 
-def _uses_keras_signature(tensor: Any = None, name: Any = "", *arguments: Any) -> bool:
+def _is_keras_reducescatter(tensor: Any = None, name: Any = "", *arguments: Any) -> bool:
     """Detects `reducescatter(value, name, op)`; the default signature has a device and a compression."""
     if name is None or (arguments and isinstance(arguments[0], int)):
         return True
@@ -275,7 +277,7 @@ def _uses_keras_signature(tensor: Any = None, name: Any = "", *arguments: Any) -
     return isinstance(name, str) and not is_device
 
 
-@with_alternative_signature(("value", "name", "op"), _uses_keras_signature)
+@with_alternative_signature(("value", "name", "op"), _is_keras_reducescatter)
 def reducescatter(  # noqa: D417
     tensor: Any,
     device_dense: str = "",
@@ -311,8 +313,8 @@ def reducescatter(  # noqa: D417
     call = call_of("reducescatter", name, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         message, context = compressor.compress(_check_rows(tensor, "reducescatter"))
-        factors = ReduceOp(op), prescale_factor, postscale_factor
-        return compressor.decompress(_reduce_scatter(message, factors, call), context)
+        result = _reduce_scatter(message, ReduceOp(op), (prescale_factor, postscale_factor), call)
+        return compressor.decompress(result, context)
 
 
 def grouped_reducescatter(
@@ -325,34 +327,20 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
     """Reduces and scatters several tensors, each like `reducescatter`."""
-    return [
-        reducescatter(
-            tensor,
-            device_dense,
-            compression,
-            op,
-            process_set=process_set,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-        )
-        for tensor in tensors
-    ]
+    factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return [reducescatter(x, device_dense, compression, op, process_set=process_set, **factors) for x in tensors]
 
 
-# The operation of a reduce-scatter, Average or Sum, and the factors before and after it.
-_Factors: TypeAlias = tuple[ReduceOp, float, float]
-
-
-def _reduce_scatter(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Tensor:
+def _reduce_scatter(tensor: tf.Tensor, op: ReduceOp, factors: Factors, call: CallId) -> tf.Tensor:
     """Returns this rank's rows of the reduced tensor; its gradient is all-gathered and scaled."""
     size, rank = call.process_set.size(), call.process_set.rank()
-    op, prescale, postscale = factors
+    prescale, postscale = factors
     gradient_factor = prescale * postscale * (1 if op == Average else size)
     postscale = postscale / size if op == Average else postscale
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        row_count = _agree_on_row_count(tf.stop_gradient(x), factors, call)
+        row_count = _agree_on_row_count(tf.stop_gradient(x), op, factors, call)
         rows, remainder = row_count // size, row_count % size
         splits = rows + tf.cast(tf.range(size) < remainder, tf.int32)
         parts, _ = exchange_rows(scale_tensor(tf.stop_gradient(x), prescale), splits, call)
@@ -369,14 +357,13 @@ def _reduce_scatter(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Te
     return differentiable(tensor)
 
 
-def _agree_on_row_count(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Tensor:
+def _agree_on_row_count(tensor: tf.Tensor, op: ReduceOp, factors: Factors, call: CallId) -> tf.Tensor:
     """Returns the number of rows, after checking that all ranks have the same shape, dtype, operation and factors.
 
     These are encoded in the shape of an empty tensor, which the engine compares in a gather, raising
     `tf.errors.FailedPreconditionError` on every rank if they differ. No data is sent.
     """
-    op, prescale, postscale = factors
-    factors_hash = zlib.crc32(repr((float(prescale), float(postscale))).encode()) % _HASHES
+    factors_hash = zlib.crc32(repr(tuple(map(float, factors))).encode()) % _HASHES
     row_shape = tf.concat([[1 + int(op), 1 + factors_hash], tf.shape(tensor)], 0)
     empty_tensor = tf.zeros(tf.concat([runtime_zero()[None], row_shape], 0), tensor.dtype)
     try:
@@ -384,7 +371,7 @@ def _agree_on_row_count(tensor: tf.Tensor, factors: _Factors, call: CallId) -> t
     except tf.errors.FailedPreconditionError as error:
         raise FailedPreconditionError(
             f"reducescatter {call.name}: every rank must have the same shape, dtype, operation and factors. Received: "
-            f"{list(tensor.shape)} of {tensor.dtype.name}, {op.name}, {prescale:g} and {postscale:g} "
+            f"{list(tensor.shape)} of {tensor.dtype.name}, {op.name}, {factors[0]:g} and {factors[1]:g} "
             f"on this rank ({' '.join(str(error).split())}). Make the same call on every rank."
         ) from error
     return tf.shape(tensor)[0] + tf.shape(result)[0]  # adding 0 keeps the gather from being pruned
@@ -400,3 +387,181 @@ def _check_rows(tensor: Any, operation: str) -> tf.Tensor:
         error = FailedPreconditionError if operation.endswith("allgather") else InvalidArgumentError
         raise error(f"{operation} takes a tensor of rows. Received: a scalar. Pass tf.reshape(x, [1]).")
     return tensor
+
+
+def _is_keras_allreduce(tensor: Any = None, name: Any = None, *arguments: Any) -> bool:
+    """Detects `allreduce(value, name, average, ...)`: `average` is not a string, unlike `device_dense` in its position."""
+    return isinstance(name, str) or (name is None and bool(arguments) and not isinstance(arguments[0], str))
+
+
+@with_alternative_signature(
+    ("value", "name", "average", "prescale_factor", "postscale_factor", "op", "compression"), _is_keras_allreduce
+)
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+    ignore_name_scope: bool = False,
+) -> tf.Tensor | tf.IndexedSlices:
+    """Reduces a tensor elementwise over the ranks; differentiable.
+
+    `tf.IndexedSlices` are gathered: the concatenated rows of all ranks represent the sum. The gradient belongs to the
+    sum of the ranks' losses. Cost: 2 n (N - 1) / N bytes sent for n; slices n (N - 1).
+
+    Args:
+      tensor: tensor of the same shape and dtype on every rank: float16, bfloat16, float32, float64 or an integer dtype. In
+        the signature of `horovod.tensorflow.keras`, it is called `value`, and is followed by `name`.
+      average: deprecated; use `op`.
+      device_dense: device on which dense tensors are reduced.
+      device_sparse: device on which slices are gathered.
+      compression: `Compression.none`, `.fp16` or a class with Horovod's `compress` and `decompress`.
+      op: Average (the default), Sum, Min, Max, Product or Adasum; only the first two for slices.
+      prescale_factor: factor of the tensor before the reduction.
+      postscale_factor: factor of the result.
+      name: name of the call, the same on every rank; by default, calls are numbered in the order of tracing.
+      process_set: the ranks that make the call.
+      ignore_name_scope: whether the name omits TensorFlow's name scopes.
+
+    Raises:
+      InputError: an argument is invalid, or not supported by the engine.
+      NotImplementedError: not supported for slices, or for Adasum with this number of ranks; also an `InputError`.
+    """
+    call = call_of("allreduce", name, process_set, ignore_name_scope)
+    reduce_op, factors = handle_average_backwards_compatibility(op, average), (prescale_factor, postscale_factor)
+    return _allreduce([tensor], reduce_op, factors, (device_dense, device_sparse), compression, call)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Reduces several tensors like `allreduce`, in one message per dtype; returns them in order."""
+    call = call_of("grouped_allreduce", name, process_set, ignore_name_scope)
+    reduce_op, factors = handle_average_backwards_compatibility(op, average), (prescale_factor, postscale_factor)
+    return _allreduce(tensors, reduce_op, factors, (device_dense, device_sparse), compression, call)
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    factors: Factors,
+    devices: tuple[str, str],
+    compression: Any,
+    call: CallId,
+) -> list[Any]:
+    compressor, results = wire_compressor(compression), list(tensors)
+    sparse_indices = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    dense_indices = [i for i in range(len(tensors)) if i not in sparse_indices]
+    if sparse_indices:
+        if op not in (Average, Sum) or factors != (1.0, 1.0):
+            raise NotSupportedError(
+                f"tf.IndexedSlices take op=Average or Sum and no factors. Received: op={op.name}, {factors[0]}, "
+                f"{factors[1]}. Convert them with tf.convert_to_tensor (sparse_as_dense=True)."
+            )
+        with tf.device(devices[1] or None):
+            slices = _gather_slices([tensors[i] for i in sparse_indices], op, call)
+        for i, rows in zip(sparse_indices, slices, strict=True):
+            results[i] = rows
+    if dense_indices:
+        with tf.device(devices[0] or None):
+            pairs = [compressor.compress(tf.convert_to_tensor(tensors[i])) for i in dense_indices]
+            totals = _reduce([message for message, _ in pairs], op, call, factors)
+            for i, total, (_, context) in zip(dense_indices, totals, pairs, strict=True):
+                results[i] = compressor.decompress(total, context)
+    return results
+
+
+def _reduce(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors) -> list[tf.Tensor]:
+    if op in (Sum, Average, Adasum):
+        return reduce_linearly(tensors, op, call, factors)
+    inputs = [scale_tensor(tensor, factors[0]) for tensor in tensors]
+    return [scale_tensor(total, factors[1]) for total in _reduce_nonlinearly(inputs, op, call)]
+
+
+def _reduce_nonlinearly(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId) -> list[tf.Tensor]:
+    """Returns products, minimums or maximums; ranks with equal extremes share the gradient."""
+
+    @tf.custom_gradient
+    def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        totals = reduce_through_engine(xs, op, call)
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            gradients = reduce_linearly(upstream, Sum, call.with_suffix("gradient"))
+            if op == Product:
+                return [tf.math.divide_no_nan(g * y, x) for g, y, x in zip(gradients, totals, xs, strict=True)]
+            masks = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(xs, totals, strict=True)]
+            counts = reduce_through_engine(masks, Sum, call.with_suffix("ties"))
+            return [g * mask / count for g, mask, count in zip(gradients, masks, counts, strict=True)]
+
+        return totals, gradient
+
+    return tf.nest.flatten(differentiable(*tensors))
+
+
+def _gather_slices(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: CallId) -> list[tf.IndexedSlices]:
+    """Returns the rows of all ranks; for a mean, divided by the number of ranks, which converts integers to float64."""
+    values = gather_tensors([s.values for s in slices], call.with_suffix("values"))
+    indices = gather_tensors([s.indices for s in slices], call.with_suffix("indices"))
+    if op == Average:
+        count = engine().count(call.process_set)
+        values = [rows / tf.cast(count, rows.dtype) for rows in values]
+    return [
+        tf.IndexedSlices(rows, row_indices, s.dense_shape)
+        for rows, row_indices, s in zip(values, indices, slices, strict=True)
+    ]
+
+
+def barrier(process_set: Any = global_process_set) -> tf.Tensor:
+    """Returns a zero that is available once every rank has made the call; in a graph, it must be used."""
+    [total] = reduce_through_engine([tf.zeros([1])], Sum, call_of("barrier", None, process_set))
+    return total[0]
+
+
+def join() -> tf.Tensor:
+    """Signals that this rank is out of data, waits for the other ranks, and returns the last rank that joined.
+
+    The other ranks' all-reduces continue without this rank. Gathers do not, nor do operations that use them: sparse
+    gradients, compression and reduce-scatter.
+    """
+    return engine().join()
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Returns the number of ranks in a process set, as a scalar int32."""
+    return engine().query("size", process_set_id)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Returns whether this rank is in a process set: a scalar int32, 1 or 0, or Horovod's negative error code."""
+    return engine().query("process_set_included", process_set_id)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """Returns this rank, as a scalar int32."""
+    return engine().query("rank")
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """Returns the number of ranks on this host, as a scalar int32."""
+    return engine().query("local_size")
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """Returns this rank's index among the ranks on its host, as a scalar int32."""
+    return engine().query("local_rank")
