@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.rules import parse_chain
 from tfdist.config.spec import Spec, call, call_user_function, load_object
-from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, chain, identity
+from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, identity
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.data.source import ROUNDS, random_keys
 from tfdist.errors import InputError, is_integer, is_number, names_arguments, nearest
@@ -342,11 +342,8 @@ class AugmentedExamples(WrappedExamples):
     def sample(self) -> Examples:
         return AugmentedExamples(self._examples.sample, self._augmentations, self._transform)
 
-    def in_order(self) -> "AugmentedExamples":
-        return AugmentedExamples(self._examples.in_order(), self._augmentations, self._transform)
-
-    def map(self, transform: Transform) -> "AugmentedExamples":
-        return AugmentedExamples(self._examples, self._augmentations, chain(self._transform, transform))
+    def map(self, transform: Transform) -> Self:
+        return Examples.map(self, transform)
 
     def preview(self, rows: int) -> Element:
         return self._examples.map(self._transform).preview(rows)

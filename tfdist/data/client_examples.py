@@ -1,7 +1,7 @@
 """Examples divided among virtual clients; each batch is a round, in which some of the clients train."""
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +10,7 @@ from tfdist import keras_internals
 from tfdist.config.sync import FedAvg
 from tfdist.data.examples import Element, Examples, Transform, WrappedExamples
 from tfdist.data.row_partition import IndexedBatch, RowPartition, rows
-from tfdist.data.source import OrderedSource, Source
+from tfdist.data.source import Source
 from tfdist.errors import InputError
 
 # Random numbers are raw integers of NumPy's bit generators, the same in every version and on every machine.
@@ -163,7 +163,7 @@ class ClientExamples(WrappedExamples):
         self._source = source
         self._batch_size = batch_size
         labels = _labels(self._source, sync) if sync.shards_per_client else None
-        self._clients = Clients(sync, source.size, seed, not isinstance(source, OrderedSource), labels)
+        self._clients = Clients(sync, source.size, seed, source._shuffle, labels)
         self.batch_text = (
             f"{sync.clients_per_round} of {sync.clients} clients per step, about "
             f"{sync.examples_per_step(source.size, batch_size):,} examples in batches of {batch_size}"
@@ -172,7 +172,7 @@ class ClientExamples(WrappedExamples):
     def preview(self, rows: int) -> Element:
         return self._source.preview(rows)
 
-    def map(self, transform: Transform) -> Examples:
+    def map(self, transform: Transform) -> Self:
         raise NotImplementedError("Transform the examples before they are divided among clients.")
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:

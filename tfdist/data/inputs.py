@@ -67,7 +67,6 @@ class BatchedSource(SequentialExamples):
           steps: batches, of the size of the first, that count as an epoch; by default all.
           is_reiterable: whether the data can be iterated several times, unlike a Python generator.
         """
-        super().__init__()
         check_element(first)
         self._epoch, self._first, self.rows, self.is_reiterable = epoch, first, rows, is_reiterable
         self.batch_size = _count_rows(first)
