@@ -31,15 +31,10 @@ def chain(first: Transform, second: Transform) -> Transform:
 
 
 class Origins(NamedTuple):
-    """The origin of each example.
+    """The origin of each example."""
 
-    Attributes:
-      kind: what a name denotes: a "file", or a "line" of a file.
-      names: a name for each example, in their natural order.
-    """
-
-    kind: str
-    names: Sequence[str] | Sequence[int]
+    kind: str  # what a name denotes: a "file", or a "line" of a file
+    names: Sequence[str] | Sequence[int]  # a name for each example, in their natural order
 
 
 class Examples(abc.ABC):
@@ -51,6 +46,7 @@ class Examples(abc.ABC):
       rows: number of examples in one pass over the data, if it may be less than `size`.
       is_reiterable: whether each iterator begins with the first example; otherwise all share one stream.
       batch_text: description of the examples of a step that does not use a batch of the batch size; otherwise "".
+      origins: the origin of each example; None if unknown.
     """
 
     size: int
@@ -58,6 +54,7 @@ class Examples(abc.ABC):
     batch_size: int | None = None
     rows: int | None = None
     is_reiterable: bool = True
+    origins: Origins | None = None
     _transform: Transform = staticmethod(identity)  # applied to batches
     _shuffle: bool = True  # whether each epoch has an order of its own
 
@@ -86,11 +83,6 @@ class Examples(abc.ABC):
     @property
     def checksum(self) -> int | None:
         """A checksum of data that should be the same on every process, in [-2**63, 2**63); None if there is none."""
-        return None
-
-    @property
-    def origins(self) -> Origins | None:
-        """The origin of each example; None if unknown."""
         return None
 
     def in_order(self) -> Self:

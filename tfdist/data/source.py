@@ -200,12 +200,7 @@ def _constant(array: np.ndarray) -> tf.Tensor:
 def stratified_split(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Splits examples into training and test such that each class has nearly the same proportion in both.
 
-    Args:
-      labels: integers [n].
-      test_size: number of test examples, in [0, n].
-
-    Returns:
-      The indices of the training and of the test examples, each in random order.
+    Returns the indices of the training and of the test examples, each in random order, given the labels, integers [n].
     """
     generator = np.random.Generator(np.random.PCG64(0))
     keys = generator.random(len(labels))
@@ -221,7 +216,7 @@ def split_indices(labels: np.ndarray, fraction: float, test: object = None) -> t
 
     Args:
       labels: integers [n]; all equal to ignore classes.
-      fraction: fraction of the examples, in [0, 1); with 0, all are training examples, in their original order.
+      fraction: fraction of the examples, in [0, 1).
       test: name of the test part, if the data has one, which leaves no fraction to split off.
 
     Returns:
