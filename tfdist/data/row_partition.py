@@ -61,15 +61,10 @@ def without_none(batch: Any) -> Any:
 
 
 class IndexedBatch(NamedTuple):
-    """A batch with the indices of its examples.
+    """A batch with the indices of its examples."""
 
-    Attributes:
-      batch: the batched examples, (x, y) or (x, y, sample_weight).
-      numbers: int64 [rows], index of each example in the natural order of its data set, from 0.
-    """
-
-    batch: Any
-    numbers: tf.Tensor
+    batch: Any  # the batched examples, (x, y) or (x, y, sample_weight)
+    numbers: tf.Tensor  # int64 [rows], index of each example in the natural order of its data set, from 0
 
 
 class ReplicaRows(NamedTuple):
@@ -77,16 +72,12 @@ class ReplicaRows(NamedTuple):
 
     A replica without counted rows computes the last row of the batch as padding. It takes part in each call of the step,
     but its losses, gradients, metrics, statistics, communicated values (`MaskedCollectives`) and outputs are ignored.
-
-    Attributes:
-      batch: structure of tensors, whose first dim is at least 1.
-      counts: scalars int32, for each tensor of the batch or one for all; the number of counted rows, 0 for padding only.
-      batch_size: scalar int32; rows of the global batch.
     """
 
-    batch: Any
+    batch: Any  # structure of tensors, whose first dim is at least 1
+    # Scalars int32, for each tensor of the batch or one for all; the number of counted rows, 0 for padding only.
     counts: tuple[tf.Tensor, ...]
-    batch_size: tf.Tensor
+    batch_size: tf.Tensor  # scalar int32; rows of the global batch
 
     @property
     def rows(self) -> tf.Tensor:
