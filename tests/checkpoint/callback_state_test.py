@@ -255,6 +255,10 @@ def test_a_foreign_checkpoint_sets_no_other_attribute():
     [
         {"Counter": {"state_dict()": {"array": "callbacks/there/is/none"}}},
         {"Counter": {"state_dict()": {"__reduce__": ["os.system", "x"]}}},
+        {"Counter": {"state_dict()": {"scalar": "object", "value": 1}}},
+        {"Counter": {"state_dict()": {"float": "0x1p99999"}}},
+        {"Counter": {"state_dict()": {"float": 3}}},
+        {"Counter": {"state_dict()": {"dict": [1], "keys": []}}},
         {"Counter": [1]},
         [1],
     ],

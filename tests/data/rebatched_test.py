@@ -255,14 +255,6 @@ def test_the_default_buffer_holds_a_small_data_set_and_bounds_the_memory_of_a_la
     assert StreamSource(text)._buffer_size == 1000
 
 
-def test_transforms_see_batches_after_the_shuffle_and_compose():
-    source = StreamSource(numbered(6)).map(lambda x, y: (x * 2, y, tf.ones_like(x))).map(lambda x, y, w: (x, y, w * 3))
-    assert source.size == 6 and len(source.element_spec) == 3
-    x, y, weight = everything(source)
-    np.testing.assert_array_equal(x, -2 * y)
-    np.testing.assert_array_equal(weight, [3] * 6)
-
-
 def test_structures_and_static_shapes_pass_through():
     dataset = tf.data.Dataset.range(6).map(lambda i: ({"a": tf.fill([2, 3], i)}, i))
     spec = Pipeline(StreamSource(dataset), 4, seed=0).dataset([0, 1], 2).element_spec

@@ -94,14 +94,6 @@ def test_a_batch_that_never_changes(size, batch_size, epochs):
     assert position.end_of_epoch(epochs, size) == steps_in_epochs(epochs + 1, size, batch_size)
 
 
-@pytest.mark.parametrize(
-    ("size", "step", "place"),
-    [(10, 5, 20), (10, 3, 10), (10, 4, 16), (10, 0, 0), (3, 2, 6), (3, 1, 3), (7, 2, 7), (9, 2, 8)],
-)
-def test_an_end_that_a_batch_of_four_goes_beyond(size, step, place):
-    assert StreamPosition(4).epochs_from(step, size) == place
-
-
 BEGUN = BatchSchedule.initial(StreamPosition(12), 0, 40, batch_size=12, replicas=3)
 
 
@@ -234,14 +226,6 @@ def test_tensorflows_own_index_shuffle_is_not_random_enough():
 
 def test_small_permutations_do_not_repeat_after_256_epochs():
     assert len({tuple(epoch(number, 12)) for number in range(300)}) > 297
-
-
-def test_every_place_gets_every_example_equally_often():
-    size, epochs = 6, 400
-    stream = source.indices(tf.range(size * epochs, dtype=tf.int64), size, 3).numpy().reshape(epochs, size)
-    for place in range(size):
-        counts = np.bincount(stream[:, place], minlength=size)
-        assert abs(counts - epochs / size).max() < 4 * np.sqrt(epochs / size)
 
 
 def test_span_bounds_positions_whose_number_is_not_static():

@@ -85,6 +85,6 @@ def test_nothing_of_tfdist_is_converted(converted):
 
 
 def test_eager_calls_are_not_converted(converted):
-    assert ArraySource((X, Y)).map(doubled_if_large).fetch(tf.range(2))[0].shape == [2, 2]
+    assert ArraySource((X, Y)).map(doubled_if_large)._fetch(tf.range(2))[0].shape == [2, 2]
     assert not converted
     assert keras_internals.with_autograph(doubled_if_large) is doubled_if_large

@@ -111,17 +111,3 @@ def test_what_is_logged_meanwhile_is_a_line_of_its_own(reporter, stream):
     stream.write("a warning\n")
     reporter.close("")
     assert states(stream)[1] == "a warning" and states(stream)[2].startswith("epoch 1/23")
-
-
-def test_states_are_not_more_frequent_than_asked(reporter, stream, clock):
-    reporter.start(PLAN)
-    for step in range(1, 101):
-        clock.now += 0.01
-        reporter.progress(step, {"loss": 1.0})
-    assert stream.getvalue().count("loss 1.0000") == 5
-
-
-def test_an_evaluation_alone_needs_no_bar(reporter, stream):
-    reporter.record({"kind": "eval", "step": 7, "loss": 0.5})
-    reporter.close("")
-    assert stream.getvalue() == "step 7  eval  loss 0.5000\n"

@@ -120,7 +120,7 @@ def test_any_reporter_may_be_a_logger(run):
     tensorboard.record({"kind": "train", "step": 2, "loss": 0.5})
     tensorboard.close("done")
     own.close("done")
-    assert type(own._reporter) is Reporter
+    assert [type(reporter) for reporter in own._reporters] == [Reporter]
     assert run.directory.tensorboard.is_dir()
 
 

@@ -1,6 +1,5 @@
 """Profiles of steps, and peaks of memory."""
 
-import pathlib
 import resource
 import types
 
@@ -53,12 +52,6 @@ def test_a_run_that_ends_or_begins_elsewhere(calls, steps, found):
     assert calls == found
 
 
-def test_a_run_without_a_profile_has_no_borders(calls):
-    assert NullProfile().boundaries == ()
-    run(NullProfile(), 0, 10)
-    assert calls == []
-
-
 @pytest.mark.parametrize("steps", ["", "5", ":", "5:", ":5", "5:5", "6:5", "-1:5", "1.5:3", "a:b", "1:2:3"])
 def test_anything_else_is_bad_input(steps):
     with pytest.raises(InputError, match=f"^{steps} must be A:B, two step numbers with 0 <= A < B. Write 10:20$"):
@@ -77,11 +70,6 @@ def test_tensorflow_writes_a_profile(tmp_path):
 MEGABYTE = 1 << 20
 
 
-def test_the_peak_is_at_least_what_is_resident_now():
-    assert environment.host_peak_bytes() >= psutil.Process().memory_info().rss // 2
-    assert environment.host_peak_bytes() < psutil.virtual_memory().total
-
-
 def test_the_peak_stays_after_the_memory_is_given_back():
     resident = psutil.Process().memory_info().rss
     held = b"x" * (128 * MEGABYTE)
@@ -89,12 +77,11 @@ def test_the_peak_stays_after_the_memory_is_given_back():
     assert environment.host_peak_bytes() >= resident + 120 * MEGABYTE
 
 
-@pytest.mark.parametrize(("platform", "factor"), [("linux", 1024), ("darwin", 1)])
-def test_systems_without_proc_are_asked_another_way(monkeypatch, platform, factor):
-    monkeypatch.setattr(environment, "_STATUS", pathlib.Path("/nowhere"))
-    monkeypatch.setattr(environment.sys, "platform", platform)
+def test_kernels_that_do_not_say_it_are_asked_another_way(monkeypatch, tmp_path):
+    (tmp_path / "status").write_text("Name: python\n")
+    monkeypatch.setattr(environment, "_STATUS", tmp_path / "status")
     monkeypatch.setattr(resource, "getrusage", lambda who: types.SimpleNamespace(ru_maxrss=7))
-    assert environment.host_peak_bytes() == 7 * factor
+    assert environment.host_peak_bytes() == 7 * 1024
 
 
 def test_without_a_device_there_is_no_field_for_it(monkeypatch):

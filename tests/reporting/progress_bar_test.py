@@ -96,22 +96,6 @@ def test_values_that_change_their_length_do_not_bring_back_what_was_left_out(clo
     assert "accuracy" in str(text.line(55))
 
 
-def test_communication_is_shown_only_if_the_plan_says_so(reporter, screen, clock):
-    reporter.start(PLAN)
-    clock.now += 1.0
-    reporter.progress(10, {"loss": 1.0, "payload_bytes": 85900.0})
-    assert "sent" not in drawn(screen)[-1]
-    reporter.close("done")
-
-
-def test_a_long_task_is_named_in_the_bar_until_it_ends(reporter, screen):
-    reporter.start(PLAN)
-    with reporter.busy("compiling the training step"):
-        assert drawn(screen)[-1].endswith(" compiling the training step ...")
-    assert "compiling" not in drawn(screen)[-1]
-    reporter.close("done")
-
-
 def test_the_description_is_above_the_bar(reporter, screen):
     reporter.start(dataclasses.replace(PLAN, description={"model": "mlp", "batch": "64 [examples]"}))
     assert drawn(screen)[:2] == ["model  mlp", "batch  64 [examples]"]
@@ -200,10 +184,6 @@ def test_a_stream_that_is_no_terminal_is_not_drawn_on(monkeypatch, screen):
     print("result")
     reporter.close("done")
     assert elsewhere.getvalue() == "result\n"
-
-
-def test_a_terminal_gets_the_bar(screen):
-    assert isinstance(terminal_or_plain(screen), TerminalReporter)
 
 
 @pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"])

@@ -63,14 +63,6 @@ def test_a_line_is_in_the_file_at_once_and_close_ends_it(tmp_path, capsys):
     assert len(lines(path.read_text())) == 2
 
 
-def test_a_log_is_continued(tmp_path, capsys):
-    path = tmp_path / "rank-0.log"
-    for _ in range(2):
-        with python_logging.setup(0, path):
-            logging.getLogger("tfdist").info("started")
-    assert len(lines(path.read_text())) == 2
-
-
 @pytest.mark.parametrize(
     ("error", "line"),
     [

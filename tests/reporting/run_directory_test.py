@@ -1,20 +1,18 @@
 """The directory of a run, and its files on a full disk: /dev/full, which rejects every byte, and a limit, which takes some."""
 
 import contextlib
-import io
 import json
 import logging
 import os
 import pathlib
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from tests.limits import files_of_at_most
 from tfdist.errors import ExitCode, InputError, WriteError
 from tfdist.reporting import RunDirectory, RunPlan, python_logging
-from tfdist.reporting.display import chief_reporter
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.ledger_file import LedgerFile, NullLedger, UpdatesFile, read_ledger
 from tfdist.reporting.reporter import MetricsFile
@@ -67,10 +65,6 @@ def test_the_names_of_the_files(tmp_path):
     named = (directory.metrics, directory.curves, directory.model, directory.tensorboard, directory.log(3))
     names = ["metrics.jsonl", "curves.png", "model.keras", "tensorboard", os.path.join("logs", "rank-3.log")]
     assert [str(path.relative_to(tmp_path)) for path in named] == names
-
-
-def test_an_empty_directory_is_taken(tmp_path):
-    assert create(tmp_path).path == tmp_path
 
 
 def test_a_launcher_may_have_written_its_logs(tmp_path):
@@ -169,16 +163,6 @@ RECORD = {"kind": "train", "step": 1, "loss": 0.5}
 REMEDY = "Free space, or repair the directory; the same command resumes from the last checkpoint, if there is one."
 
 
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.fixture
 def full(monkeypatch) -> Callable[[pathlib.Path], None]:
     """Returns a function that leaves no room for a file: what is opened in its place is /dev/full."""
@@ -208,11 +192,6 @@ def test_the_line_has_the_file_the_cause_and_the_remedy():
 def test_an_error_of_a_library_in_its_own_words():
     with pytest.raises(WriteError, match="a.bin: Unable to write all of it. Free"), reraise_as_write_error("a.bin"):
         raise OSError("Unable to\nwrite all of it.")
-
-
-def test_other_errors_pass():
-    with pytest.raises(ZeroDivisionError), reraise_as_write_error("a"):
-        _ = 1 / 0
 
 
 def test_a_ledger_keeps_the_calls_that_it_had_room_for(tmp_path):
@@ -284,17 +263,6 @@ def test_tensorboard(tmp_path):
             reporter.record({**RECORD, "step": step})
     with contextlib.suppress(WriteError):
         reporter.close("failed")
-
-
-def test_all_are_closed_when_one_is_full(tmp_path, full):
-    directory = create(tmp_path / "run")
-    full(directory.path / "curves.png.partial")
-    stream = io.StringIO()
-    reporter = chief_reporter(directory, stream)
-    reporter.record(RECORD)
-    with pytest.raises(WriteError):
-        reporter.close("not finite")
-    assert "run ended: not finite" in stream.getvalue()
 
 
 def test_a_log_says_once_that_it_misses_lines(tmp_path, full, capsys):

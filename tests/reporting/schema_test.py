@@ -160,26 +160,3 @@ def test_a_line_is_in_the_file_as_soon_as_it_is_recorded(tmp_path):
     reporter.record({"kind": TRAIN, "step": 2})
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
     reporter.close("killed")
-
-
-def test_every_line_is_json_by_the_standard(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    reporter = MetricsFile(path)
-    reporter.record({"kind": TRAIN, "step": 1, "loss": math.nan, "gradient_norm": math.inf, "a": np.float64("-inf")})
-    reporter.close("the loss is not finite")
-
-    def refuse(constant):
-        raise AssertionError(f"not JSON: {constant}")
-
-    line = json.loads(path.read_text(), parse_constant=refuse)
-    assert (line["loss"], line["gradient_norm"], line["a"]) == ("nan", "inf", "-inf")
-    assert float(line["a"]) == -math.inf
-
-
-def test_a_run_that_continues_keeps_the_lines_of_the_first(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for step in (1, 2):
-        reporter = MetricsFile(path)
-        reporter.record({"kind": TRAIN, "step": step})
-        reporter.close("done")
-    assert len(path.read_text().splitlines()) == 2

@@ -61,16 +61,6 @@ def test_steps_that_are_made_again_are_shown_once(tmp_path):
     assert shown == {"train": [(5, 0), (10, 0), (15, 2), (20, 2)], "eval": [(20, 2)]}
 
 
-def test_a_run_that_goes_on_behind_another_leaves_its_events(tmp_path):
-    for first in (0, 10):
-        time.sleep(0.11 * first)  # as above
-        reporter = TensorBoardReporter(tmp_path)
-        reporter.start(RunPlan(total_steps=20, batch_size=4, first_step=first))
-        reporter.record({**TRAIN, "step": first + 10})
-        reporter.close("done")
-    assert [step for step, *_ in read(tmp_path / "train")["loss"]] == [10, 20]
-
-
 def test_a_record_is_in_the_file_before_the_run_ends(tmp_path):
     reporter = TensorBoardReporter(tmp_path)
     reporter.record(TRAIN)

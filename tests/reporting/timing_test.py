@@ -77,7 +77,3 @@ def test_ranks_without_a_time_are_not_compared(seconds):
 )
 def test_the_slowest_rank_costs_what_the_others_wait(seconds, cost):
     assert cost_of_slowest(seconds, 0.5) == (None if cost is None else pytest.approx(cost))
-
-
-def test_no_time_has_no_cost():
-    assert cost_of_slowest([0.1, 0.2], 0.0) is None

@@ -15,19 +15,12 @@ _log = logging.getLogger(__name__)
 
 
 class BestValue(NamedTuple):
-    """The best value of a metric so far.
+    """The best value of a metric so far."""
 
-    Attributes:
-      metric: name of the metric, as in Keras's logs.
-      mode: "min" or "max", the better direction.
-      value: its best value.
-      step: number of completed updates when it was measured.
-    """
-
-    metric: str
-    mode: str
-    value: float
-    step: int
+    metric: str  # name of the metric, as in Keras's logs
+    mode: str  # "min" or "max", the better direction
+    value: float  # its best value
+    step: int  # number of completed updates when it was measured
 
     def __str__(self) -> str:
         """Returns `val_accuracy 0.9861 at step 80`."""
@@ -62,15 +55,9 @@ def checkpoint_of(best: BestValue, directory: AnyPath) -> StoragePath | None:
 
 
 def best_checkpoint(tracker: BestTracker | None, step: int, group: Group) -> tuple[BestValue | None, str]:
-    """Returns the best value, and the path of its checkpoint; the same on every process.
+    """Returns the best value, and the path of its checkpoint, empty if `step` is the best one; the same on every process.
 
-    Args:
-      tracker: the tracker of the metric, if there is one.
-      step: the current step; if it is the best one, the path is empty.
-      group: the processes.
-
-    Returns:
-      The best value and the path; None and an empty path, with a warning, if there is no intact checkpoint.
+    Without an intact checkpoint, a warning is logged, and the result is None and an empty path.
 
     Raises:
       InputError: there is no best value.
@@ -80,25 +67,20 @@ def best_checkpoint(tracker: BestTracker | None, step: int, group: Group) -> tup
             "`load_best` needs a fit with checkpoints=Checkpoints(best=...) in which its metric was measured. "
             f"Received: a trainer {'in whose fit it was not measured' if tracker else 'without such a fit'}."
         )
-    best = tracker.best
+    best, intact_path = tracker.best, ""
     if best.step == step:
         return best, ""
-    intact_path = _intact_checkpoint(best, tracker.directory) if group.rank == 0 else ""
-    path = group.broadcast("checkpoints/best/intact", intact_path, LONG_SECONDS)
-    return (best if path else None), path
-
-
-def _intact_checkpoint(best: BestValue, directory: str) -> str:
-    """Returns the path of the best step's checkpoint; "", with a warning, if it is missing or damaged."""
-    try:
-        path = checkpoint_of(best, directory)
-        if path is None:
-            raise FileNotFoundError(f"There is none in {directory}.")
-        Checkpoint.open(path).verify()
-    except (CheckpointError, OSError) as error:
-        _log.warning("The checkpoint of the best step, %s, cannot be used. %s", best, error)
-        return ""
-    return str(path)
+    if group.rank == 0:
+        try:
+            path = checkpoint_of(best, tracker.directory)
+            if path is None:
+                raise FileNotFoundError(f"There is none in {tracker.directory}.")
+            Checkpoint.open(path).verify()
+            intact_path = str(path)
+        except (CheckpointError, OSError) as error:
+            _log.warning("The checkpoint of the best step, %s, cannot be used. %s", best, error)
+    intact_path = group.broadcast("checkpoints/best/intact", intact_path, LONG_SECONDS)
+    return (best if intact_path else None), intact_path
 
 
 def best_of(values: Mapping[str, Any]) -> BestValue | None:

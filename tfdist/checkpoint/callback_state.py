@@ -21,15 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 def encode_value(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Json:
-    """Returns a value as JSON that refers to arrays by name.
-
-    Args:
-      value: numbers, strings, None, arrays, tensors, and lists, tuples and dicts of these.
-      name: name of its array, or prefix of the names of its arrays.
-      arrays: receives the arrays, which are not copied.
+    """Returns a value as JSON that refers to its arrays by names that begin with `name`, and adds them to `arrays`.
 
     Raises:
-      TypeError: the value has another type.
+      TypeError: the value does not consist of numbers, strings, None, arrays, tensors, and lists, tuples and dicts of these.
       RecursionError: the value contains itself.
     """
     if value is None or type(value) in (bool, int, str):
@@ -101,11 +96,8 @@ class CallbackStates:
     def after_train_begin(self) -> None:
         """Restores the callbacks after `on_train_begin`, which resets those of Keras."""
         self._load()
-        ignored_names = [
-            name
-            for name, state in (self._restored_states or {}).items()
-            if state and not self._is_restored(name, state)
-        ]
+        states = self._restored_states or {}
+        ignored_names = [name for name, state in states.items() if state and not self._is_restored(name, state)]
         if ignored_names and self._is_chief:
             _log.warning(
                 "These callback states in the checkpoint are not restored: %s. Each belongs to no callback of this run "
@@ -180,17 +172,12 @@ class CallbackStates:
 
     def _is_restored(self, name: str, state: Mapping[str, Any]) -> bool:
         """Returns whether a callback of this run accepts the state."""
-        callback = self._callbacks.get(name)
-        if callback is None:
-            return False
-        return _has_state_dict(callback) if _STATE_DICT in state else _is_keras_callback(callback)
+        accepts = _has_state_dict if _STATE_DICT in state else _is_keras_callback
+        return name in self._callbacks and accepts(self._callbacks[name])
 
     def _warn_once(self) -> None:
-        names = [
-            name
-            for name, initial_ids in self._unsaved_attributes.items()
-            if _attribute_ids(self._callbacks[name]) != initial_ids
-        ]
+        unsaved = self._unsaved_attributes
+        names = [name for name, ids in unsaved.items() if _attribute_ids(self._callbacks[name]) != ids]
         if names:
             self._unsaved_attributes = {}
             _log.warning(

@@ -16,25 +16,20 @@ VARIABLE = "TFDIST_COMMITS"
 
 
 def required_parent(every: int, commit_dir: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Returns the parent of the runs' directories of in-memory checkpoints; "" for a run without them.
-
-    Args:
-      every: number of steps between in-memory checkpoints; 0 for none.
-      commit_dir: the directory; empty for the launcher's.
-      environment: contains the launcher's directory.
+    """Returns the parent of the runs' directories of in-memory checkpoints; "" for a run without them (`every` is 0).
 
     Raises:
-      InputError: in-memory checkpoints are enabled, but the directory is unknown or writable by other users.
+      InputError: the directory is unknown, see `parent_directory`, or writable by other users.
     """
-    parent = parent_directory(commit_dir, environment)
-    if every and parent:
+    parent = parent_directory(commit_dir, environment) if every else ""
+    if parent:
         _check_private(Path(parent))
-    if every and not parent:
+    elif every:
         raise InputError(
             f"Commits need a directory that outlives the run's processes. Received: --commit_every={every}, without "
             f"--commit_dir, and without {VARIABLE}, which tfdist launch sets. Add --commit_dir, such as /dev/shm/mine."
         )
-    return parent if every else ""
+    return parent
 
 
 def _check_private(directory: Path) -> None:
@@ -54,17 +49,12 @@ def _check_private(directory: Path) -> None:
 
 
 def parent_directory(commit_dir: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Returns the parent directory of in-memory checkpoints on this host, enabled or not; "" if none is known."""
+    """Returns the parent directory of in-memory checkpoints on this host, by default the launcher's; "" if none is known."""
     return os.path.expanduser(commit_dir or environment.get(VARIABLE, ""))
 
 
 def local_path(recorded_path: Path, commit_dir: str) -> Path:
-    """Returns the path on this host of a directory of in-memory checkpoints that any host recorded.
-
-    Args:
-      recorded_path: path on that host.
-      commit_dir: see `parent_directory`.
-    """
+    """Returns the path on this host of a directory of in-memory checkpoints that any host recorded."""
     parent = parent_directory(commit_dir)
     local_directory = Path(parent).absolute() / recorded_path.name if parent else recorded_path
     return recorded_path if recorded_path.is_dir() and not local_directory.is_dir() else local_directory

@@ -18,7 +18,7 @@ from tfdist.coordination.group import LONG_SECONDS
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, Interrupted, Preempted
-from tfdist.storage import StoragePath, path_of, storage_of
+from tfdist.storage import path_of, storage_of
 
 _PREEMPTED, _DUE, _WRITE_FAILED = "preempted", "checkpoint", "checkpoint failed"  # topics of sync points
 
@@ -106,11 +106,7 @@ class Saver:
         """Observes the results of an evaluation or an epoch, before `save_if_due` of the step."""
 
     def save_if_due(self, step: int, is_last: bool = False) -> None:
-        """Saves the run if it is due; called at the end of a step.
-
-        Args:
-          step: number of completed updates.
-          is_last: whether the run ends here.
+        """Saves the run if it is due; called at the end of a step, with `is_last` at the end of the run.
 
         Raises:
           Preempted: the run must stop, and has been saved.
@@ -135,7 +131,7 @@ class _PeriodicSaver(Saver):
         self._sync_points = sync_points
         self._take_snapshot = take_snapshot
         self._synchronize = synchronize
-        self._in_background = options.in_background
+        self._options = options
         self._interval = options.interval
         self._step_intervals = [steps for steps in (self._interval.steps, options.commit_every) if steps]
         self._durable_tier = DurableTier(
@@ -146,12 +142,9 @@ class _PeriodicSaver(Saver):
             strict=options.strict,
             on_failure=lambda: sync_points.request(_WRITE_FAILED),
         )
-        self._commit_every = options.commit_every
-        self._commit_tier = (
-            InMemoryTier(strategy, options.commit_directory, MAX_COMMITS, options.flags)
-            if options.commit_every
-            else None
-        )
+        self._commit_tier: InMemoryTier | None = None
+        if options.commit_every:
+            self._commit_tier = InMemoryTier(strategy, options.commit_directory, MAX_COMMITS, options.flags)
         self._step = -1  # the last step for which `save_if_due` was called
         self._last_request = time.monotonic()
 
@@ -174,7 +167,7 @@ class _PeriodicSaver(Saver):
         is_enabled = bool(self._interval.steps or self._interval.seconds or self._best)
         is_best = self._best is not None and self._best.best is not None and self._best.best.step == step
         is_durable = is_periodic or is_best or _DUE in requests or _PREEMPTED in requests or (is_last and is_enabled)
-        is_commit = self._commit_every and step % self._commit_every == 0
+        is_commit = self._commit_tier and step % self._options.commit_every == 0
         # The in-memory checkpoint is first, because it is faster.
         tiers = [self._commit_tier if is_commit else None, self._durable_tier if is_durable else None]
         self._save([tier for tier in tiers if tier and tier.last_step != step])
@@ -185,7 +178,10 @@ class _PeriodicSaver(Saver):
                 f"{kind.__name__}: saved at step {step} in {self._durable_tier.directory}. Resume with the same command and "
                 "the same --output_dir."
             )
-        self._request_if_due()
+        seconds = self._interval.seconds
+        if seconds and self._group.rank == 0 and time.monotonic() - self._last_request >= seconds:
+            self._last_request = time.monotonic()
+            self._sync_points.request(_DUE)
 
     def finish(self) -> None:
         """Waits for all writes at the end of the run."""
@@ -201,13 +197,6 @@ class _PeriodicSaver(Saver):
         if self._commit_tier:
             self._commit_tier.drop()
 
-    def _request_if_due(self) -> None:
-        if self._interval.seconds and self._group.rank == 0:
-            time_now = time.monotonic()
-            if time_now - self._last_request >= self._interval.seconds:
-                self._last_request = time_now
-                self._sync_points.request(_DUE)
-
     def _save(self, tiers: Sequence[Tier]) -> None:
         """Copies the state once, and starts its writes after all processes have completed the previous ones."""
         if not tiers:
@@ -221,7 +210,7 @@ class _PeriodicSaver(Saver):
             self._synchronize()
         for tier in tiers:
             tier.start(snapshot)
-        if not self._in_background:
+        if not self._options.in_background:
             for tier in tiers:
                 tier.wait()
 
@@ -244,7 +233,7 @@ def open_saver(
       take_snapshot: returns the current state, copied to the host; called on every process.
       synchronize: flushes data that belongs to a checkpoint but is stored elsewhere to disk. Not called for an
         in-memory checkpoint on a single host, because flushed data survives the process.
-      best: tracker of the metric `options.best`; None if there is none.
+      best: tracker of the metric `options.best`, if there is one.
 
     Raises:
       InputError: on all ranks, if another run saves to the directory, or has left later checkpoints there.
@@ -307,18 +296,13 @@ def _reserve(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
             except InputError as error:
                 error_message = str(error)
             for path in filter(None, (options.directory, options.commit_directory)):
-                error_message = error_message or _later_checkpoint(path_of(path), step)
+                checkpoints = newest(path)
+                # A later checkpoint would count as this run's newest and displace its own.
+                if not error_message and checkpoints and step_of(checkpoints[0]) > step:
+                    error_message = (
+                        f"A run that is saved at step {step} needs a directory without later checkpoints. Received: "
+                        f"{checkpoints[0]}. Give another directory, or call trainer.resume first."
+                    )
         if error_message := group.broadcast("checkpoints/claimed", error_message, LONG_SECONDS):
             raise InputError(error_message)
         yield
-
-
-def _later_checkpoint(directory: StoragePath, step: int) -> str:
-    """Returns an error if there is a later checkpoint, which would count as this run's newest and displace its own."""
-    checkpoints = newest(directory)
-    if not checkpoints or step_of(checkpoints[0]) <= step:
-        return ""
-    return (
-        f"A run that is saved at step {step} needs a directory without later checkpoints. Received: {checkpoints[0]}. Give "
-        "another directory, or call trainer.resume first."
-    )

@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-import functools
+import itertools
 import logging
 import secrets
 import shutil
@@ -61,18 +61,12 @@ class ByteTransfer:
         self._word_dtype = strategy.collectives.wire.packed
         self._local_replicas = len(strategy.local_replicas)
         self.max_bytes = max(_MAX_BYTES_AT_ONCE // strategy.replicas, 1 << 10)
-        self._send_function = self._lazy_function(self._exchange)
-        self._gather_function = self._lazy_function(self._gather)
+        self._function: Any = None  # traced by the first call
 
     def send(self, data: np.ndarray, process: int) -> dict[int, np.ndarray]:
-        """Sends bytes from each process to one other process.
+        """Sends uint8 `data` of any length from each process to one other process.
 
-        Args:
-          data: uint8, of any length.
-          process: the receiver.
-
-        Returns:
-          The bytes that other processes have sent to this one, uint8, by rank.
+        Returns the bytes that other processes have sent to this one, by rank.
         """
         messages = self._strategy.group.gather("carrying/to one", [data.size, process], LONG_SECONDS)
         own_rank = self._strategy.cluster.rank
@@ -80,65 +74,34 @@ class ByteTransfer:
             rank: np.empty(size, np.uint8) for rank, (size, receiver) in enumerate(messages) if receiver == own_rank
         }
         for start in range(0, max(size for size, _ in messages), self.max_bytes):
-            stream = self._transmit(self._send_function, data[start : start + self.max_bytes], process)
+            stream = self._transmit(data[start : start + self.max_bytes], process)
             for buffer in buffers.values():
-                stream = self._unpack(stream, buffer[start : start + self.max_bytes])
+                piece = buffer[start : start + self.max_bytes]
+                piece[:] = stream[: piece.size]
+                stream = stream[self._padded_size(piece.size) :]
         return buffers
 
-    def all_gather(self, data: np.ndarray) -> dict[int, np.ndarray]:
-        """Sends the bytes of each process to all processes.
-
-        Args:
-          data: uint8, at most `max_bytes` bytes; must not be empty on all processes.
-
-        Returns:
-          The bytes of each process, uint8, by rank.
-        """
-        sizes = self._strategy.group.gather("carrying/to all", data.size, LONG_SECONDS)
-        stream = self._transmit(self._gather_function, data)
-        buffers = {}
-        for rank, size in enumerate(sizes):
-            buffers[rank] = np.empty(size, np.uint8)
-            stream = self._unpack(stream, buffers[rank])
-        return buffers
-
-    def _transmit(self, function: Any, data: np.ndarray, process: int = 0) -> np.ndarray:
+    def _transmit(self, data: np.ndarray, process: int) -> np.ndarray:
         padded_data = np.zeros(self._padded_size(data.size), np.uint8)
         padded_data[: data.size] = data
         words = padded_data.view(self._word_dtype.as_numpy_dtype)
         splits = np.zeros(self._strategy.replicas, np.int32)
         splits[process * self._local_replicas] = words.size
-        outputs = function()(tf.constant(words), tf.constant(splits))
+        if self._function is None:
+            specs = tf.TensorSpec([None], self._word_dtype), tf.TensorSpec([self._strategy.replicas], tf.int32)
+            compiled: Any = self._strategy.compiled(lambda *args: self._strategy.run(self._exchange, *args))
+            self._function = compiled.get_concrete_function(*specs)
+        outputs = self._function(tf.constant(words), tf.constant(splits))
         return np.asarray(self._strategy.local(outputs)[0]).view(np.uint8)
-
-    def _unpack(self, stream: np.ndarray, buffer: np.ndarray) -> np.ndarray:
-        """Copies the first bytes into an array; returns the remaining ones."""
-        buffer[:] = stream[: buffer.size]
-        return stream[self._padded_size(buffer.size) :]
 
     def _padded_size(self, size: int) -> int:
         return -(-size // self._word_dtype.size) * self._word_dtype.size
 
-    def _lazy_function(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Any:
-        """Returns a lazily traced replica function, which is the same on all processes."""
-        step_function: Any = self._strategy.compiled(lambda *args: self._strategy.run(function, *args))
-        splits = tf.TensorSpec([self._strategy.replicas], tf.int32)
-        return functools.cache(
-            lambda: step_function.get_concrete_function(tf.TensorSpec([None], self._word_dtype), splits)
-        )
-
     def _exchange(self, data: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
-        mask = self._first_replica_mask()
-        message = data[: tf.size(data) * mask]
-        return self._strategy.collectives.all_to_all([message], splits=splits * mask, name="carrying/to_one")[0]
-
-    def _gather(self, data: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-        return self._strategy.collectives.all_gather(
-            [data[: tf.size(data) * self._first_replica_mask()]], name="carrying/to_all"
-        )[0]
-
-    def _first_replica_mask(self) -> tf.Tensor:
-        return tf.cast(tf.equal(self._strategy.collectives.rank % self._local_replicas, 0), tf.int32)
+        collectives = self._strategy.collectives
+        is_first = tf.cast(tf.equal(collectives.rank % self._local_replicas, 0), tf.int32)
+        message = data[: tf.size(data) * is_first]
+        return collectives.all_to_all([message], splits=splits * is_first, name="carrying/to_one")[0]
 
 
 def can_transfer(strategy: Strategy) -> bool:
@@ -195,20 +158,19 @@ def _host_id(directory: Path) -> str:
 
 
 def share(strategy: Strategy, folder: Path) -> list[str] | None:
-    """Copies the newest in-memory checkpoint that is complete across all hosts to each host.
+    """Copies the newest in-memory checkpoint in `folder` that is complete across all hosts to each host.
 
     Every process must call it before reading an in-memory checkpoint.
-
-    Args:
-      strategy: strategy of the processes.
-      folder: directory of this host's in-memory checkpoints.
 
     Returns:
       Names of the in-memory checkpoints that are complete on every host; None, without examining them, if all processes
         share a directory or cannot send files.
     """
     group = strategy.group
-    host_ranks = _hosts_or_processes(group, folder) if group.size > 1 else [[0]]
+    host_ranks = [[rank] for rank in range(group.size)]
+    if group.size > 1:
+        with contextlib.suppress(InputError):  # of a host that cannot create the directory, which thus has no files
+            host_ranks = hosts(group, folder)
     if len(host_ranks) == 1 or not can_transfer(strategy):
         return None
     first_ranks = [host[0] for host in host_ranks]
@@ -238,14 +200,6 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
     return shared_names
 
 
-def _hosts_or_processes(group: Group, folder: Path) -> list[list[int]]:
-    """Same as `hosts`, but treats each process as a host without files if a host cannot create the directory."""
-    try:
-        return hosts(group, folder)
-    except InputError:
-        return [[rank] for rank in range(group.size)]
-
-
 def _local_checkpoints(folder: Path) -> dict[str, LocalFiles]:
     files = {}
     with contextlib.suppress(OSError):
@@ -271,15 +225,15 @@ def _send(strategy: Strategy, path: Path, files_by_rank: Mapping[int, LocalFiles
     for file, size in sizes.items():
         owners = [rank for rank, files in files_by_rank.items() if files and file in files.intact_names]
         source_rank, missing_ranks = owners[0], files_by_rank.keys() - {*owners}
-        for begin in range(0, size, transfer.max_bytes) if missing_ranks else ():
+        for receiver, begin in itertools.product(sorted(missing_ranks), range(0, size, transfer.max_bytes)):
             data = np.zeros(min(transfer.max_bytes, size - begin) * (own_rank == source_rank), np.uint8)
             if own_rank == source_rank:
                 with open(path / file, "rb") as source:
                     source.seek(begin)
                     source.readinto(data.data)
-            piece = transfer.all_gather(data)[source_rank]
-            if own_rank in missing_ranks and not failure:
-                failure = _write_piece(path / file, piece, begin, size)
+            pieces = transfer.send(data, receiver)
+            if own_rank == receiver and not failure:
+                failure = _write_piece(path / file, pieces[source_rank], begin, size)
     failures = strategy.group.gather("commits/shared", failure, LONG_SECONDS)
     for rank, error in enumerate(failures):
         if error and own_rank == 0:
@@ -305,25 +259,15 @@ def _write_piece(path: Path, piece: np.ndarray, start: int, size: int) -> str:
 
 
 class RunSnapshot(NamedTuple):
-    """The state of a run at one step.
+    """The state of a run at one step."""
 
-    Attributes:
-      step: number of completed updates.
-      seed: seed of the run.
-      parts: copies of the blocks that this process writes.
-      values: state other than tensors, as JSON.
-      state: variables from which the parts were copied.
-      placement: placement of the files on hosts; None if all processes share a directory.
-      keep_steps: steps of further checkpoints to keep.
-    """
-
-    step: int
-    seed: int
-    parts: Sequence[Part]
-    values: Any
-    state: RunVariables
-    placement: HostPlacement | None = None
-    keep_steps: Sequence[int] = ()
+    step: int  # number of completed updates
+    seed: int  # seed of the run
+    parts: Sequence[Part]  # copies of the blocks that this process writes
+    values: Any  # state other than tensors, as JSON
+    state: RunVariables  # variables from which the parts were copied
+    placement: HostPlacement | None = None  # placement of the files on hosts; None if all processes share a directory
+    keep_steps: Sequence[int] = ()  # steps of further checkpoints to keep
 
 
 class Tier:

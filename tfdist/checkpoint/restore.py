@@ -44,27 +44,17 @@ def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathL
         commit_names = [commit.name for commit in newest(folder)] if complete_commits is None else complete_commits
         names = group.broadcast("resume/commits", commit_names)
     checkpoints = newest_first(durable, [folder / name for name in names])
-    if not checkpoints:
-        folders = [path_of(path), *([folder] if commits else [])]
-        _check_not_all_damaged(group, folders)
+    if not checkpoints:  # the run would silently start over if all of its checkpoints were set aside
+        folders = [path_of(path), path_of(path) / "checkpoints", *([folder, folder / "checkpoints"] if commits else [])]
+        local_names = [str(checkpoint) for checkpoint in damaged_checkpoints(*folders)]
+        damaged_names = next(filter(None, group.gather("resume/damaged", local_names)), None)
+        if damaged_names:
+            raise CheckpointError(
+                f"A run must resume from a valid checkpoint. Received: {folders[0]}, where all checkpoints are damaged; the "
+                f"newest is {damaged_names[-1]}. Start in another directory, with new weights or from a checkpoint of another "
+                "run."
+            )
     return [str(path) for path in checkpoints]
-
-
-def _check_not_all_damaged(group: Group, folders: Sequence[StoragePath]) -> None:
-    """Raises `CheckpointError` if the run would silently start over because all of its checkpoints were set aside."""
-    local_names = [
-        str(checkpoint)
-        for checkpoint in damaged_checkpoints(
-            *(directory for path in folders for directory in (path, path / "checkpoints"))
-        )
-    ]
-    damaged_names = next(filter(None, group.gather("resume/damaged", local_names)), None)
-    if damaged_names:
-        raise CheckpointError(
-            f"A run must resume from a valid checkpoint. Received: {folders[0]}, where all checkpoints are damaged; "
-            f"the newest is {damaged_names[-1]}. Start in another directory, with new weights or from a checkpoint of another "
-            "run."
-        )
 
 
 def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_damaged: bool = True) -> Checkpoint | None:
@@ -96,7 +86,13 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_dama
             )
         damages.append(errors[0])
         if is_chief:
-            _log.warning("%s%s", damages[-1], _rename_damaged(path_of(path)) if rename_damaged else "")
+            suffix = ""
+            if rename_damaged:
+                try:
+                    suffix = f" It was renamed to {set_aside(path)}."
+                except OSError as error:
+                    suffix = f" It could not be renamed ({error.strerror})."
+            _log.warning("%s%s", damages[-1], suffix)
     if damages:
         raise CheckpointError(
             f"A run must resume from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Start in "
@@ -108,10 +104,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_dama
 def restore_weights(state: RunVariables, path: StoragePath, with_optimizer: bool) -> Checkpoint:
     """Restores the weights of a single process for an evaluation; unlike `restore`, reads only what it needs.
 
-    Args:
-      state: the variables of the run.
-      path: path of the checkpoint.
-      with_optimizer: whether the optimizer's state is needed, too, because it contains the averages of `--ema`.
+    With averages of `--ema`, these are in the state of the optimizer.
 
     Raises:
       InputError: the checkpoint has another model.
@@ -139,13 +132,6 @@ def _check_values(checkpoint: Checkpoint) -> None:
             parse_rules(methods)
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise CorruptCheckpointError(checkpoint.path, f"its run state cannot be read ({error})") from error
-
-
-def _rename_damaged(path: StoragePath) -> str:
-    try:
-        return f" It was renamed to {set_aside(path)}."
-    except OSError as error:
-        return f" It could not be renamed ({error.strerror})."
 
 
 def _try_restore(state: RunVariables, path: StoragePath, verify_all: bool) -> tuple[Checkpoint | None, str]:

@@ -49,19 +49,12 @@ _MAX_LISTED = 10  # maximum number of reported differences between two models
 
 
 class _RunVariable(NamedTuple):
-    """A variable of this process.
+    """A variable of this process."""
 
-    Attributes:
-      variable: the TensorFlow variable; None if another process has its value.
-      spec: dtype and shape.
-      per_replica: whether each replica has its own value.
-      is_local_only: whether no other replica has it; this process then writes it.
-    """
-
-    variable: tf.Variable
-    spec: tuple[str, tuple[int, ...]]
-    per_replica: bool
-    is_local_only: bool = False
+    variable: tf.Variable  # None if another process has its value
+    spec: tuple[str, tuple[int, ...]]  # dtype and shape
+    per_replica: bool  # whether each replica has its own value
+    is_local_only: bool = False  # whether no other replica has it; this process then writes it
 
 
 class RunVariables:
@@ -168,11 +161,7 @@ class RunVariables:
         ]
 
     def restore(self, checkpoint: Checkpoint, with_optimizer: bool = True) -> None:
-        """Restores every variable from a checkpoint; each process reads the blocks it needs.
-
-        Args:
-          checkpoint: the checkpoint.
-          with_optimizer: whether the state of the optimizer is restored, which must then be that of the checkpoint.
+        """Restores every variable from a checkpoint, or all but the optimizer's; each process reads the blocks it needs.
 
         Raises:
           InputError: the checkpoint has another model or optimizer; no variable has been changed.
@@ -184,10 +173,8 @@ class RunVariables:
         variables, centers = {**self._variables, **self._exchange_variables}, _centers(checkpoint)
         for name, entry in ((name, variables[name]) for name in names):
             saved_name, replicas = names[name], self._strategy.replicas
-            if saved_name in centers and not _is_restored_unchanged(
-                checkpoint, saved_name, entry.per_replica, replicas
-            ):
-                saved_name = centers[saved_name]
+            is_unchanged = _is_restored_unchanged(checkpoint, saved_name, entry.per_replica, replicas)
+            saved_name = saved_name if is_unchanged else centers.get(saved_name, saved_name)
             read = _redistributing_reader(checkpoint, saved_name, entry.per_replica, replicas)
             self._strategy.blocks.assign(entry.variable, entry.per_replica, read)
         for prefix, table in self._tables.items():
@@ -289,14 +276,9 @@ def _variables_by_name(
     is_local_only: Callable[[keras.Variable], bool] = lambda variable: False,
     paths: Sequence[str] = (),
 ) -> dict[str, _RunVariable]:
-    """Returns variables by name.
+    """Returns variables by name, a prefix and the path, by default Keras's.
 
-    Args:
-      prefix: begins the names.
-      variables: the variables.
-      per_replica: ids of the variables that have a separate value on each replica.
-      is_local_only: returns whether no other replica has a variable.
-      paths: paths of the variables; by default Keras's.
+    `per_replica` has the ids of those with a separate value on each replica; `is_local_only` tells those of this one alone.
     """
     variable_paths = paths or [variable.path for variable in variables]
     variables_by_name = unique_names((f"{prefix}{path}", v) for path, v in zip(variable_paths, variables, strict=True))
@@ -361,13 +343,9 @@ def _is_restored_unchanged(checkpoint: Checkpoint, name: str, per_replica: bool,
 
 
 def _redistributing_reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
-    """Returns the function that `VariableBlocks.assign` reads with; it redistributes values if the number of replicas differs.
+    """Returns the function that `VariableBlocks.assign` reads a tensor of a checkpoint with.
 
-    Args:
-      checkpoint: the checkpoint.
-      name: name of the tensor in it.
-      per_replica: whether each replica of this run has its own value.
-      replicas: number of replicas of this run.
+    It redistributes values if the number of replicas of this run, or whether each has its own value, differs.
     """
     shape, saved_per_replica = checkpoint.tensors[name].shape, name.startswith(_PER_REPLICA_PREFIXES)
     if _is_restored_unchanged(checkpoint, name, per_replica, replicas):

@@ -1,23 +1,112 @@
 """Data sets in CSV and NPZ files."""
 
-from collections.abc import Mapping, Sequence
+import collections
+import csv as csv_reader
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
 from tfdist.config.data_set_files import find_path
-from tfdist.data.csv_table import (
-    Table,
-    class_names,
-    class_numbers,
-    column_encoding,
-    is_numeric,
-    numbers,
-    read_table,
-)
 from tfdist.data.examples import DataSet, Origins, Transform, identity
 from tfdist.data.images import scale_to_unit
 from tfdist.data.source import ArraySource, split_indices
-from tfdist.errors import InputError
+from tfdist.errors import InputError, is_integer, nearest
+
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))  # a cell without a value, in lower case
+
+
+class Table(NamedTuple):
+    """The cells of a CSV file."""
+
+    path: str  # path of the file
+    columns: dict[str, list[str]]  # the cells of each column, by name, in order
+    lines: list[int]  # line number of each row in the file, from 1
+
+    def column(self, name: str | int, purpose: str) -> str:
+        """Returns the name of a column, given its name or index; raises `InputError`, with its purpose, if it is missing."""
+        if is_integer(name) and -len(self.columns) <= int(name) < len(self.columns):
+            return list(self.columns)[int(name)]
+        if str(name) in self.columns:
+            return str(name)
+        names = list(self.columns)
+        raise InputError(
+            f"{purpose} must be a column of {self.path}. Received: {name!r}.{nearest(str(name), names[:30])}"
+        )
+
+    def select(self, rows: Sequence[int] | np.ndarray) -> "Table":
+        """Returns some of the rows."""
+        columns = {name: [cells[row] for row in rows] for name, cells in self.columns.items()}
+        return Table(self.path, columns, [self.lines[row] for row in rows])
+
+    def without_missing(self, names: Sequence[str]) -> "Table":
+        """Returns the rows that have a value in each of the given columns.
+
+        Raises:
+          InputError: there are none, or a column is missing.
+        """
+        cells = zip(
+            *(self.columns[self.column(name, "Each column of the training data")] for name in names), strict=True
+        )
+        rows = [row for row, values in enumerate(cells) if not any(value.lower() in MISSING for value in values)]
+        if not rows:
+            raise InputError(
+                f"A row of {self.path} must have a value in each column. Received: none, with drop_missing."
+            )
+        return self.select(rows)
+
+
+def read_table(path: str, delimiter: str, header: bool) -> Table:
+    """Reads a file in UTF-8, compressed if its name ends in .gz; see `csv` for the arguments and errors."""
+    if not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'):
+        raise InputError(f"delimiter must be one character. Received: {delimiter!r}.")
+    try:
+        with _open(path) as file:
+            return _make_table(path, _read_rows(path, file, delimiter), header)
+    except (OSError, EOFError, UnicodeDecodeError, csv_reader.Error, zlib.error) as error:
+        raise InputError(f"A CSV file must be readable UTF-8 text. Received: {path}: {error}.") from error
+
+
+def _open(path: str) -> TextIO:
+    if path.lower().endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def _read_rows(path: str, file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields the line number and the cells of each nonempty row; all rows have the same number of cells."""
+    reader = csv_reader.reader(file, delimiter=delimiter, skipinitialspace=True)
+    width = 0
+    for cells in reader:
+        if not cells:
+            continue
+        width = width or len(cells)
+        if len(cells) != width:
+            raise InputError(
+                f"Every row of a CSV file must have as many values as the first. Received: {path}, line "
+                f"{reader.line_num}: {len(cells)} values instead of {width}. Check the quotes, or set delimiter."
+            )
+        yield reader.line_num, [cell.strip() for cell in cells]
+
+
+def _make_table(path: str, rows: Iterator[tuple[int, list[str]]], header: bool) -> Table:
+    first_row = next(rows, None)
+    if first_row is None:
+        raise InputError(f"A CSV file must have rows. Received: {path}, which is empty.")
+    names = first_row[1] if header else [str(number) for number in range(len(first_row[1]))]
+    if duplicates := [name for name, count in collections.Counter(names).items() if count > 1]:
+        raise InputError(
+            f"The first line must have different names of columns. Received: {path} with {duplicates[0]!r} twice. For a file "
+            "without names, add header=False."
+        )
+    cells = list(rows) if header else [first_row, *rows]
+    if not cells:
+        raise InputError(f"A CSV file must have rows. Received: {path}, which has a line of names only.")
+    columns = dict(zip(names, map(list, zip(*(row for _, row in cells), strict=True)), strict=True))
+    return Table(path, columns, [line for line, _ in cells])
+
 
 _KIND = "csv"
 
@@ -73,30 +162,23 @@ def csv(
     y = _labels(table, target, classes)
     train_rows, test_rows = split_indices(y if classes else np.zeros(len(y), np.int32), validation_split, test)
     train, test_table, test_labels = table.select(train_rows), table.select(test_rows), y[test_rows]
-    encoding = column_encoding(train, names, standardize)
-    source = TableRows(encoding.encode(train), y[train_rows], train.lines)
+    encode = _column_encoder(train, names, standardize)
+    source = _table_rows(encode(train), y[train_rows], train.lines)
     if test:
         test_table = read_table(find_path(_KIND, test, data_dir), delimiter, header)
         test_table.column(target, "label")
         if drop_missing:
             test_table = test_table.without_missing([*names, target])
         test_labels = _labels(test_table, target, classes)
-    test_source = TableRows(encoding.encode(test_table), test_labels, test_table.lines) if test_table.lines else None
+    test_source = _table_rows(encode(test_table), test_labels, test_table.lines) if test_table.lines else None
     shape = tuple(source.element_spec[0].shape)
     return DataSet(f"{_KIND}:{path}", source, test_source, shape, len(classes) if classes else None, classes or ())
 
 
-class TableRows(ArraySource):
-    """Rows of a table in memory."""
-
-    def __init__(self, x: np.ndarray, y: np.ndarray, lines: Sequence[int]):
-        """Initializes with features, labels, and the line of the file that each row is on."""
-        super().__init__((x, y))
-        self._lines = lines
-
-    @property
-    def origins(self) -> Origins:
-        return Origins("line", self._lines)
+def _table_rows(x: np.ndarray, y: np.ndarray, lines: Sequence[int]) -> ArraySource:
+    source = ArraySource((x, y))
+    source.origins = Origins("line", lines)
+    return source
 
 
 def _classes(table: Table, target: str) -> tuple[str, ...]:
@@ -105,7 +187,7 @@ def _classes(table: Table, target: str) -> tuple[str, ...]:
             f"The label of a class must be an integer or text. Received: fractions in column {target!r} of {table.path}. "
             "For numbers to predict, add regression=True."
         )
-    return class_names(_label_texts(table, target), f"column {target!r} of {table.path}")
+    return class_names(_label_texts(table, target))
 
 
 def _labels(table: Table, target: str, classes: tuple[str, ...] | None) -> np.ndarray:
@@ -119,6 +201,111 @@ def _label_texts(table: Table, target: str) -> list[str]:
     if is_numeric(table, target):
         return [str(int(number)) if number % 1 == 0 else str(number) for number in numbers(table, target)]
     return table.columns[target]
+
+
+_MAX_CATEGORIES = 100  # a column with more values probably has identifiers or text
+
+
+def _column_encoder(table: Table, names: Sequence[str], standardize: bool) -> Callable[[Table], np.ndarray]:
+    """Returns a function that encodes columns of a table, float32 [rows, features]; a new category becomes zeros.
+
+    Categories, means and deviations are those of the training rows, `table`.
+
+    Raises:
+      InputError: a column has too many distinct strings; or, from the function, is missing or has a cell that is not a number.
+    """
+    categories = {name: _categories(table, name) for name in names}
+
+    def features(table: Table) -> np.ndarray:
+        parts = []
+        for name, texts in categories.items():
+            cells = table.columns[table.column(name, "Each column of the training data")]
+            one_hot = None if texts is None else np.array(cells)[:, None] == np.array(texts)
+            parts.append(numbers(table, name)[:, None] if one_hot is None else one_hot.astype(np.float64))
+        return np.concatenate(parts, axis=1)
+
+    mean, scale = np.zeros(()), np.ones(())
+    if standardize:
+        x = features(table)
+        is_numeric = np.concatenate([np.full(len(texts or ["number"]), texts is None) for texts in categories.values()])
+        deviation = np.where(is_numeric, x.std(axis=0), 1.0)
+        mean, scale = np.where(is_numeric, x.mean(axis=0), 0.0), np.where(deviation > 0, deviation, 1.0)
+    return lambda table: ((features(table) - mean) / scale).astype(np.float32)
+
+
+def numbers(table: Table, name: str) -> np.ndarray:
+    """Returns a column of finite numbers, float64 [rows]; an `InputError` names the line of another cell."""
+    cells = table.columns[name]
+    values = _parse_numbers(cells)
+    invalid = np.flatnonzero(~np.isfinite(values))
+    if len(invalid):
+        cell, line = cells[invalid[0]], table.lines[invalid[0]]
+        received = "no value" if cell.lower() in MISSING else f"{cell!r}"
+        raise InputError(
+            f"Every row must have a number in a column of numbers. Received: {received} in column {name!r}, line {line} of "
+            f"{table.path}. Fill it in, or leave out such rows (drop_missing=True) or the column (drop)."
+        )
+    return values
+
+
+def is_numeric(table: Table, name: str) -> bool:
+    """Returns whether all values of a column that are not missing are numbers."""
+    present_cells = [cell for cell in table.columns[name] if cell.lower() not in MISSING]
+    return bool(present_cells) and not bool(np.isnan(_parse_numbers(present_cells)).any())
+
+
+def _parse_numbers(cells: Sequence[str]) -> np.ndarray:
+    """Returns cells as numbers, float64; NaN for others."""
+    try:
+        return np.array(cells, np.float64)
+    except ValueError:
+        return np.array([_parse_number(cell) for cell in cells], np.float64)
+
+
+def _parse_number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return float("nan")
+
+
+def _categories(table: Table, name: str) -> tuple[str, ...] | None:
+    if is_numeric(table, name):
+        return None
+    texts = tuple(sorted(set(table.columns[name])))
+    if len(texts) > _MAX_CATEGORIES:
+        cells = table.columns[name]
+        first_row = int(np.argmax(np.isnan(_parse_numbers(cells))))
+        raise InputError(
+            f"A column of text must have at most {_MAX_CATEGORIES} different values. Received: {len(texts)} in column "
+            f"{name!r} of {table.path}; the first that is not a number is {cells[first_row]!r}, in "
+            f"line {table.lines[first_row]}. Leave the column out with drop=({name!r},)."
+        )
+    return texts
+
+
+def class_names(labels: Iterable[str]) -> tuple[str, ...]:
+    """Returns the distinct labels as classes; numbers are sorted numerically, names alphabetically."""
+    try:
+        return tuple(sorted(set(labels), key=lambda label: (int(label), label)))
+    except ValueError:
+        return tuple(sorted(set(labels)))
+
+
+def class_numbers(names: Sequence[str], labels: Iterable[str], origin: str) -> np.ndarray:
+    """Returns the number of each label's class in `names`, int32 [n].
+
+    Raises:
+      InputError: a label, which is from `origin`, is not the name of a class.
+    """
+    number_by_name = {name: number for number, name in enumerate(names)}
+    try:
+        return np.array([number_by_name[label] for label in labels], np.int32)
+    except KeyError as error:
+        label = error.args[0]
+        raise InputError(
+            f"Every label must occur in the training data. Received: {label!r} in {origin}.{nearest(str(label), names[:20])}"
+        ) from error
 
 
 _TRAIN = (("x_train", "y_train"), ("x", "y"))
@@ -148,7 +335,7 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
     x, y = _model_arrays(*train, file)
     names: tuple[str, ...] = ()
     if y.dtype.kind == "U":
-        names = class_names(y.tolist(), file)
+        names = class_names(y.tolist())
         y = class_numbers(names, y.tolist(), file)
         test = None if test is None else (test[0], class_numbers(names, test[1].reshape(-1).tolist(), file))
     labels, test_name = y if _is_label(y) else np.zeros(len(y), np.int32), file if test else None

@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.rules import parse_chain
 from tfdist.config.spec import Spec, call, call_user_function, load_object
-from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, chain, identity
+from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, identity
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.data.source import ROUNDS, random_keys
 from tfdist.errors import InputError, is_integer, is_number, names_arguments, nearest
@@ -59,22 +59,22 @@ class RowRandom:
 Augmentation = Callable[[tf.Tensor, RowRandom], tf.Tensor]
 
 
-def validate_fraction(name: str, argument: str, value: Any) -> float:
-    """Returns a number in [0, 1]; raises `InputError` for other values."""
+# Each returns the value of an argument, or raises `InputError`.
+
+
+def _fraction(name: str, argument: str, value: Any) -> float:
     if not is_number(value) or not 0 <= value <= 1:
         raise InputError(f"{name}: {argument} must be in [0, 1]. Received: {value!r}.")
     return float(value)
 
 
-def validate_integer(name: str, argument: str, value: Any) -> int:
-    """Returns an integer of at least 1; raises `InputError` for other values."""
+def _positive_integer(name: str, argument: str, value: Any) -> int:
     if not is_integer(value) or value < 1:
         raise InputError(f"{name}: {argument} must be an integer of at least 1. Received: {value!r}.")
     return int(value)
 
 
-def validate_interval(name: str, argument: str, value: Sequence[float], maximum: float) -> tuple[float, float]:
-    """Returns (smallest, largest), positive finite numbers; raises `InputError` for other values."""
+def _interval(name: str, argument: str, value: Sequence[float], maximum: float) -> tuple[float, float]:
     bounds = tuple(value) if isinstance(value, list | tuple) else ()
     if len(bounds) != 2 or not all(map(is_number, bounds)) or not 0 < bounds[0] <= bounds[1] <= maximum:
         raise InputError(
@@ -89,7 +89,7 @@ def brightness(delta: float = 0.2) -> Augmentation:
     Args:
       delta: in [0, 1].
     """
-    delta = validate_fraction("brightness", "delta", delta)
+    delta = _fraction("brightness", "delta", delta)
     return lambda images, random: tf.clip_by_value(images + _random_in(images, random, delta), 0, 1)
 
 
@@ -99,7 +99,7 @@ def contrast(delta: float = 0.2) -> Augmentation:
     Args:
       delta: in [0, 1].
     """
-    delta = validate_fraction("contrast", "delta", delta)
+    delta = _fraction("contrast", "delta", delta)
     return lambda images, random: tf.clip_by_value((images - 0.5) * _random_in(images, random, delta, 1) + 0.5, 0, 1)
 
 
@@ -115,7 +115,7 @@ def cutout(size: int = 8) -> Augmentation:
     Args:
       size: pixels on each side, at least 1.
     """
-    size = validate_integer("cutout", "size", size)
+    size = _positive_integer("cutout", "size", size)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         height, width = images.shape[1:3]
@@ -136,9 +136,9 @@ def erase(
       scale: smallest and largest area, as a fraction of the image's, in (0, 1].
       ratio: smallest and largest ratio of height and width; drawn uniformly in its logarithm.
     """
-    probability = validate_fraction("erase", "probability", probability)
-    scale = validate_interval("erase", "scale", scale, maximum=1)
-    ratio = validate_interval("erase", "ratio", ratio, maximum=_MAX_RATIO)
+    probability = _fraction("erase", "probability", probability)
+    scale = _interval("erase", "scale", scale, maximum=1)
+    ratio = _interval("erase", "ratio", ratio, maximum=_MAX_RATIO)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         height, width = images.shape[1:3]
@@ -175,18 +175,16 @@ def flip(axis: str = "horizontal", probability: float = 0.5) -> Augmentation:
     """
     if axis not in _AXES:
         raise InputError(f"flip: axis must be horizontal or vertical. Received: {axis!r}.")
-    probability = validate_fraction("flip", "probability", probability)
-
-    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
-        should_flip = random.uniform(1)[:, 0] < probability
-        # Takes a third of the time of `tf.where` with a reversed batch, whose broadcast is slow.
-        return tf.map_fn(
-            flip_row, (images, should_flip), fn_output_signature=tf.TensorSpec(images.shape[1:], images.dtype)
-        )
+    probability = _fraction("flip", "probability", probability)
 
     def flip_row(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         image, should_flip = row
         return tf.cond(should_flip, lambda: tf.reverse(image, [_AXES[axis]]), lambda: image)
+
+    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
+        rows = images, random.uniform(1)[:, 0] < probability
+        # Takes a third of the time of `tf.where` with a reversed batch, whose broadcast is slow.
+        return tf.map_fn(flip_row, rows, fn_output_signature=tf.TensorSpec(images.shape[1:], images.dtype))
 
     return apply
 
@@ -197,7 +195,7 @@ def crop(padding: int = 4) -> Augmentation:
     Args:
       padding: number of pixels, at least 1.
     """
-    padding = validate_integer("crop", "padding", padding)
+    padding = _positive_integer("crop", "padding", padding)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         offsets = tf.cast(random.uniform(2) * (2 * padding + 1), tf.int32)
@@ -218,8 +216,8 @@ def resized_crop(scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = 
       scale: smallest and largest area, as a fraction of the image's, in (0, 1].
       ratio: smallest and largest ratio of width and height, relative to the image's; drawn uniformly in its logarithm.
     """
-    scale = validate_interval("resized_crop", "scale", scale, maximum=1)
-    ratio = validate_interval("resized_crop", "ratio", ratio, maximum=_MAX_RATIO)
+    scale = _interval("resized_crop", "scale", scale, maximum=1)
+    ratio = _interval("resized_crop", "ratio", ratio, maximum=_MAX_RATIO)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         area, aspect, top, left = tf.unstack(random.uniform(4), axis=1)
@@ -277,11 +275,7 @@ AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
 
 
 def parse_augmentations(text: str) -> tuple[Augmentation, ...]:
-    """Parses a chain of augmentations.
-
-    Args:
-      text: names separated by `|`, each optionally with arguments, or a user-defined `package.module:function`,
-        which is called with `images`, `random` and its arguments, and returns images.
+    """Parses names separated by `|`, each optionally with arguments; or `package.module:function` of images and `RowRandom`.
 
     Raises:
       InputError: a name is unknown, or its arguments are invalid.
@@ -323,10 +317,9 @@ class AugmentedExamples(WrappedExamples):
         super().__init__(examples, examples.size)
         self._augmentations, self._transform = tuple(augmentations), transform
         x = examples.element_spec[0]
-        if not (
-            isinstance(x, tf.TensorSpec) and x.shape.rank == 3 and x.shape.is_fully_defined() and x.dtype.is_floating
-        ):
-            received = f"{x.dtype.name}{list(x.shape)}" if isinstance(x, tf.TensorSpec) else type(x).__name__
+        is_tensor = isinstance(x, tf.TensorSpec)
+        if not (is_tensor and x.shape.rank == 3 and x.shape.is_fully_defined() and x.dtype.is_floating):
+            received = f"{x.dtype.name}{list(x.shape)}" if is_tensor else type(x).__name__
             raise InputError(
                 f"--augment changes images, floating-point [height, width, channels] of known size. Received: x of {received}. "
                 "Leave it out for this data set."
@@ -342,11 +335,8 @@ class AugmentedExamples(WrappedExamples):
     def sample(self) -> Examples:
         return AugmentedExamples(self._examples.sample, self._augmentations, self._transform)
 
-    def in_order(self) -> "AugmentedExamples":
-        return AugmentedExamples(self._examples.in_order(), self._augmentations, self._transform)
-
-    def map(self, transform: Transform) -> "AugmentedExamples":
-        return AugmentedExamples(self._examples, self._augmentations, chain(self._transform, transform))
+    def map(self, transform: Transform) -> Self:
+        return Examples.map(self, transform)
 
     def preview(self, rows: int) -> Element:
         return self._examples.map(self._transform).preview(rows)

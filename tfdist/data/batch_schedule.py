@@ -17,20 +17,13 @@ class BatchSchedule:
     """The batch schedule of a run, as saved in checkpoints.
 
     A run that goes from 3 to 2 and back to 3 replicas returns to its original batches.
-
-    Attributes:
-      begun_at: step at which the run began.
-      epochs_from: position in the stream from which the run's epochs are counted.
-      batch_size: initial global batch size.
-      replicas: number of parts into which the initial batch was split.
-      position: current position, with the current global batch size.
     """
 
-    begun_at: int
-    epochs_from: int
-    batch_size: int
-    replicas: int
-    position: StreamPosition
+    begun_at: int  # step at which the run began
+    epochs_from: int  # position in the stream from which the run's epochs are counted
+    batch_size: int  # initial global batch size
+    replicas: int  # number of parts into which the initial batch was split
+    position: StreamPosition  # current position, with the current global batch size
 
     @classmethod
     def initial(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":

@@ -54,11 +54,7 @@ class Pipeline:
         return self.indexed_dataset(replicas, size).map(_batch)
 
     def indexed_dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """Returns the rows of this process's replicas, in turn, with the indices of the examples.
-
-        Args:
-          replicas: indices of this process's replicas.
-          size: total number of replicas, at most `batch_size`.
+        """Returns the rows of this process's `replicas`, of `size` in total, in turn, with the indices of the examples.
 
         Returns:
           An endless data set of `IndexedBatch`. Element i belongs to batch `i // len(replicas)`, counted from here, and
@@ -127,12 +123,9 @@ def prefetch_batches(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset
 
 
 def replica_part(batch: Any, replica: int | tf.Tensor, size: int) -> ReplicaRows:
-    """Returns one replica's consecutive rows of a batch that is distributed as evenly as possible.
+    """Returns one replica's consecutive rows of a batch that `size` replicas share as evenly as possible.
 
-    Args:
-      batch: structure of tensors, which may have different numbers of rows.
-      replica: in [0, size).
-      size: number of replicas that share the batch.
+    The batch is a structure of tensors, which may have different numbers of rows.
     """
     batch, number = with_none(batch), tf.cast(replica, tf.int32)
     rows = tf.nest.map_structure(lambda leaf: _replica_slice(leaf, number, size), batch)
@@ -178,13 +171,9 @@ def _replica_slice(leaf: Any, replica: tf.Tensor, size: int) -> Any:
 def split_batches(
     batches: tf.data.Dataset, replicas: Sequence[int], size: int, on_read: Callable[[int, int], None] | None = None
 ) -> tf.data.Dataset:
-    """Returns a data set of the `ReplicaRows` of this process's replicas, in turn.
+    """Returns a data set of the `ReplicaRows` of this process's replicas, in turn, of the same batches on every process.
 
-    Args:
-      batches: global batches, the same on every process.
-      replicas: indices of this process's replicas.
-      size: total number of replicas.
-      on_read: callback that receives the number and the `checksum` of each batch that is read.
+    `on_read` is called with the number and the `checksum` of each batch that is read.
     """
     replica_indices = tf.constant(list(replicas), tf.int32)
 

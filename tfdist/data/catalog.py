@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,17 +122,12 @@ def text(length: int = 128, max_bytes: int = 8_000_000) -> DataSet:
 
 def _standard_library(max_bytes: int) -> bytes:
     content = bytearray()
-    for path in _python_files():
-        if len(content) >= max_bytes:
-            break
-        content += path.read_bytes()
-    return bytes(content[: max(max_bytes, 0)])
-
-
-def _python_files() -> Iterator[pathlib.Path]:
     for directory, folders, files in os.walk(sysconfig.get_paths()["stdlib"]):
         folders[:] = sorted(set(folders) - _EXCLUDED_FOLDERS)
-        yield from (pathlib.Path(directory, name) for name in sorted(files) if name.endswith(".py"))
+        for name in sorted(files):
+            if name.endswith(".py") and len(content) < max_bytes:
+                content += pathlib.Path(directory, name).read_bytes()
+    return bytes(content[: max(max_bytes, 0)])
 
 
 _NAME = re.compile(r"\w+(/\w[\w.-]*)?(:[\d.]+)?")

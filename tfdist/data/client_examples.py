@@ -1,7 +1,6 @@
 """Examples divided among virtual clients; each batch is a round, in which some of the clients train."""
 
-import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +9,7 @@ from tfdist import keras_internals
 from tfdist.config.sync import FedAvg
 from tfdist.data.examples import Element, Examples, Transform, WrappedExamples
 from tfdist.data.row_partition import IndexedBatch, RowPartition, rows
-from tfdist.data.source import OrderedSource, Source
+from tfdist.data.source import Source
 from tfdist.errors import InputError
 
 # Random numbers are raw integers of NumPy's bit generators, the same in every version and on every machine.
@@ -26,17 +25,14 @@ class Clients:
     """
 
     def __init__(self, sync: FedAvg, size: int, seed: int, shuffle: bool = True, labels: np.ndarray | None = None):
-        """Divides the examples.
+        """Divides `size` examples.
 
         Args:
           sync: number of clients, and how they are sampled.
-          size: number of examples.
+          size: number of examples; an `InputError` if there are too few.
           seed: seed of the run.
           shuffle: whether a client's examples are shuffled in each of its epochs.
           labels: [size], class of each example; needed for `sync.shards_per_client`.
-
-        Raises:
-          InputError: there are too few examples.
         """
         shards = max(1, sync.shards_per_client)
         if sync.clients * shards > size:
@@ -78,15 +74,12 @@ class Clients:
         order = _permutation(size, self._seed, _SPLIT)
         if labels is not None:
             order = order[np.argsort(labels[order], kind="stable")]
-        sizes = [_even_parts(count, shards) for count in _client_sizes(self._sync, size, shards)]
+        shard_sizes = [n for count in _client_sizes(self._sync, size, shards) for n in _even_parts(count, shards)]
         # The shards, in random order, are consecutive pieces of the sorted examples.
-        shard_sizes = list(itertools.chain.from_iterable(sizes))
         shard_order = _permutation(len(shard_sizes), self._seed, _SHARDS)
-        cuts = np.cumsum([shard_sizes[shard] for shard in shard_order])[:-1]
-        pieces: list[list[np.ndarray]] = [[] for _ in sizes]
-        for shard, piece in zip(shard_order, np.split(order, cuts), strict=True):
-            pieces[shard // shards].append(piece)
-        return [np.sort(np.concatenate(parts)) for parts in pieces]
+        pieces = np.split(order, np.cumsum([shard_sizes[shard] for shard in shard_order])[:-1])
+        by_shard = [pieces[position] for position in np.argsort(shard_order)]
+        return [np.sort(np.concatenate(by_shard[i : i + shards])) for i in range(0, len(by_shard), shards)]
 
 
 def _client_sizes(sync: FedAvg, size: int, minimum: int) -> list[int]:
@@ -112,27 +105,17 @@ _LABEL_BATCH_SIZE = 1024
 
 
 class ReplicaTurn(NamedTuple):
-    """The work of one replica in one local step of a round.
+    """The work of one replica in one local step of a round."""
 
-    Attributes:
-      batch: (x, y) or (x, y, sample_weight), a batch of a client; if the replica has no more clients, the first example.
-      rows: scalar int32; number of counted rows, 0 if the replica has no more clients.
-      client: scalar int64; number of the client.
-      number: scalar int64; index of the batch among the client's batches in this round.
-      begins: scalar bool; whether this is the client's first batch in the round.
-      ends: scalar bool; whether this is the client's last batch in the round.
-      client_examples: scalar int64; number of examples of the client.
-      is_last: scalar bool; whether the round ends with this local step, the same on all replicas.
-    """
-
+    # (x, y) or (x, y, sample_weight), a batch of a client; if the replica has no more clients, the first example.
     batch: Any
-    rows: tf.Tensor
-    client: tf.Tensor
-    number: tf.Tensor
-    begins: tf.Tensor
-    ends: tf.Tensor
-    client_examples: tf.Tensor
-    is_last: tf.Tensor
+    rows: tf.Tensor  # scalar int32; number of counted rows, 0 if the replica has no more clients
+    client: tf.Tensor  # scalar int64; number of the client
+    number: tf.Tensor  # scalar int64; index of the batch among the client's batches in this round
+    begins: tf.Tensor  # scalar bool; whether this is the client's first batch in the round
+    ends: tf.Tensor  # scalar bool; whether this is the client's last batch in the round
+    client_examples: tf.Tensor  # scalar int64; number of examples of the client
+    is_last: tf.Tensor  # scalar bool; whether the round ends with this local step, the same on all replicas
 
 
 class ClientExamples(WrappedExamples):
@@ -145,11 +128,7 @@ class ClientExamples(WrappedExamples):
     def __init__(self, source: Examples, sync: FedAvg, batch_size: int, seed: int):
         """Divides the examples; for `sync.shards_per_client`, reads all labels.
 
-        Args:
-          source: examples with random access.
-          sync: the clients.
-          batch_size: rows of a client's batch; the last batch of an epoch may be short.
-          seed: seed of the run.
+        A client's batches have `batch_size` rows; the last one of an epoch may be short.
 
         Raises:
           InputError: the examples have no random access or no labels, or are too few.
@@ -163,7 +142,7 @@ class ClientExamples(WrappedExamples):
         self._source = source
         self._batch_size = batch_size
         labels = _labels(self._source, sync) if sync.shards_per_client else None
-        self._clients = Clients(sync, source.size, seed, not isinstance(source, OrderedSource), labels)
+        self._clients = Clients(sync, source.size, seed, source._shuffle, labels)
         self.batch_text = (
             f"{sync.clients_per_round} of {sync.clients} clients per step, about "
             f"{sync.examples_per_step(source.size, batch_size):,} examples in batches of {batch_size}"
@@ -172,7 +151,7 @@ class ClientExamples(WrappedExamples):
     def preview(self, rows: int) -> Element:
         return self._source.preview(rows)
 
-    def map(self, transform: Transform) -> Examples:
+    def map(self, transform: Transform) -> Self:
         raise NotImplementedError("Transform the examples before they are divided among clients.")
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:

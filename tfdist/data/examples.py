@@ -1,9 +1,10 @@
 """`Examples`, the interface between data sets and input pipelines; class weights."""
 
 import abc
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
@@ -18,16 +19,22 @@ Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight) of structures of te
 Transform = Callable[..., Element]
 
 
+def identity(*element: Any) -> Element:
+    """Returns its arguments: the identity transform."""
+    return element
+
+
+def chain(first: Transform, second: Transform) -> Transform:
+    """Returns the transform that applies `first`, then `second`."""
+    with_autograph = keras_internals.with_autograph
+    return lambda *element: with_autograph(second)(*with_autograph(first)(*element))
+
+
 class Origins(NamedTuple):
-    """The origin of each example.
+    """The origin of each example."""
 
-    Attributes:
-      kind: what a name denotes: a "file", or a "line" of a file.
-      names: a name for each example, in their natural order.
-    """
-
-    kind: str
-    names: Sequence[str] | Sequence[int]
+    kind: str  # what a name denotes: a "file", or a "line" of a file
+    names: Sequence[str] | Sequence[int]  # a name for each example, in their natural order
 
 
 class Examples(abc.ABC):
@@ -39,6 +46,7 @@ class Examples(abc.ABC):
       rows: number of examples in one pass over the data, if it may be less than `size`.
       is_reiterable: whether each iterator begins with the first example; otherwise all share one stream.
       batch_text: description of the examples of a step that does not use a batch of the batch size; otherwise "".
+      origins: the origin of each example; None if unknown.
     """
 
     size: int
@@ -46,6 +54,9 @@ class Examples(abc.ABC):
     batch_size: int | None = None
     rows: int | None = None
     is_reiterable: bool = True
+    origins: Origins | None = None
+    _transform: Transform = staticmethod(identity)  # applied to batches
+    _shuffle: bool = True  # whether each epoch has an order of its own
 
     @property
     @abc.abstractmethod
@@ -74,14 +85,9 @@ class Examples(abc.ABC):
         """A checksum of data that should be the same on every process, in [-2**63, 2**63); None if there is none."""
         return None
 
-    @property
-    def origins(self) -> Origins | None:
-        """The origin of each example; None if unknown."""
-        return None
-
-    def in_order(self) -> "Examples":
-        """Returns the same examples, in their natural order in every epoch; itself if they are not shuffled."""
-        return self
+    def in_order(self) -> Self:
+        """Returns the same examples, in their natural order in every epoch."""
+        return self._copy_with(_shuffle=False)
 
     def preview(self, rows: int) -> Element:
         """Returns some examples, to check them before training; only `sample` can be read at any time.
@@ -93,9 +99,15 @@ class Examples(abc.ABC):
         with tf.device("CPU:0"):
             return next(iter(self.indexed_batches(partition, seed=None).take(1))).batch
 
-    @abc.abstractmethod
-    def map(self, transform: Transform) -> "Examples":
+    def map(self, transform: Transform) -> Self:
         """Returns the same examples with `transform` applied to each batch; it must work row by row."""
+        return self._copy_with(_transform=chain(self._transform, transform))
+
+    def _copy_with(self, **attributes: Any) -> Self:
+        examples = copy.copy(self)
+        vars(examples).pop("element_spec", None)  # it may be cached
+        vars(examples).update(attributes)
+        return examples
 
     def explain(self, error: Exception) -> InputError | None:
         """Returns the cause of a TensorFlow error that was raised while reading examples; None if unknown.
@@ -126,6 +138,12 @@ class WrappedExamples(Examples):
     def checksum(self) -> int | None:
         return self._examples.checksum
 
+    def in_order(self) -> Self:
+        return self._copy_with(_examples=self._examples.in_order())
+
+    def map(self, transform: Transform) -> Self:
+        return self._copy_with(_examples=self._examples.map(transform))
+
     def explain(self, error: Exception) -> InputError | None:
         return self._examples.explain(error)
 
@@ -139,12 +157,6 @@ class PartialEpochs(WrappedExamples):
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         batches = self._examples.indexed_batches(partition, seed)
         return batches if partition.total is None else batches.take(partition.elements)
-
-    def in_order(self) -> Examples:
-        return PartialEpochs(self._examples.in_order(), self.size)
-
-    def map(self, transform: Transform) -> Examples:
-        return PartialEpochs(self._examples.map(transform), self.size)
 
 
 NO_TARGETS = ()  # the y of examples that have none
@@ -171,17 +183,6 @@ def map_to_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if type(spec) is tuple:
         return dataset.map(lambda *parts: as_element(parts)) if len(spec) == 1 or _is_absent(spec[-1]) else dataset
     return dataset.map(as_element)
-
-
-def identity(*element: Any) -> Element:
-    """Returns its arguments: the identity transform."""
-    return element
-
-
-def chain(first: Transform, second: Transform) -> Transform:
-    """Returns the transform that applies `first`, then `second`."""
-    with_autograph = keras_internals.with_autograph
-    return lambda *element: with_autograph(second)(*with_autograph(first)(*element))
 
 
 def check_element(element: Any) -> None:

@@ -14,21 +14,13 @@ _CONTEXT = re.compile(r"\{\{.*?\}\} ?")  # the node of an operation in TensorFlo
 
 @dataclasses.dataclass(frozen=True)
 class ImageDecoding:
-    """The conversion of encoded images to tensors of one shape, float32 in [0, 1].
+    """The conversion of encoded images to tensors of one shape, float32 in [0, 1]."""
 
-    Attributes:
-      height: height of every decoded image.
-      width: width of every decoded image.
-      channels: 1 (gray), 3 (RGB) or 4 (RGBA); files with other channels are converted.
-      resizes: whether images of other sizes are resized, as in Keras (bilinear); otherwise they are errors.
-      crops: whether a resized image keeps its aspect ratio and is cropped to its center.
-    """
-
-    height: int
-    width: int
-    channels: int
-    resizes: bool
-    crops: bool = False
+    height: int  # height of every decoded image
+    width: int  # width of every decoded image
+    channels: int  # 1 (gray), 3 (RGB) or 4 (RGBA); files with other channels are converted
+    resizes: bool  # whether images of other sizes are resized, as in Keras (bilinear); otherwise they are errors
+    crops: bool = False  # whether a resized image keeps its aspect ratio and is cropped to its center
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -57,14 +49,14 @@ class ImageDecoding:
 def image_decoding(
     size: int | Sequence[int] | None, channels: int, crop_to_aspect_ratio: bool, name: str, first_content: bytes
 ) -> ImageDecoding:
-    """Returns the decoding of the images of a data set.
+    """Returns the decoding of the images of a data set, of whose first image `name` and content are given.
 
     Args:
       size: height and width, or one number for both; None if all images have the size of the first.
       channels: see `ImageDecoding`.
       crop_to_aspect_ratio: see `ImageDecoding.crops`.
       name: name of the first image, for the error.
-      first_content: content of the first file, which is decoded as a check.
+      first_content: content of its file.
 
     Raises:
       InputError: an argument is out of range, or the first image cannot be decoded.
@@ -77,16 +69,7 @@ def image_decoding(
 
 
 def decoded_shape(name: str, content: bytes, channels: int) -> tuple[int, ...]:
-    """Decodes one image as a check, and returns its shape.
-
-    Args:
-      name: the file, for the error.
-      content: its content.
-      channels: see `ImageDecoding`.
-
-    Raises:
-      InputError: it cannot be decoded; the message names the file.
-    """
+    """Decodes one image as a check, and returns its shape; an `InputError` contains its name."""
     try:
         with tf.device("CPU:0"):
             return tuple(_decode_content(tf.constant(content), channels).shape)

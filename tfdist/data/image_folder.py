@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -25,16 +25,13 @@ class ImageFiles(Source):
     """Image files, optionally with labels; read and decoded on demand, several batches in parallel."""
 
     def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray | None, decoding: ImageDecoding):
-        """Stores the paths.
+        """Stores the paths of files, at least one, in a folder whose name may differ between processes.
 
-        Args:
-          folder: the folder that contains all files; its name may differ between processes.
-          paths: files, at least one.
-          labels: int32 [n], the class of each file; None for examples without targets.
-          decoding: the conversion to tensors.
+        `labels`, int32 [n], are the classes of the files; None for examples without targets.
         """
         self.size = len(paths)
         self._folder, self._names = folder, list(paths)
+        self.origins = Origins("file", [path.removeprefix(folder).lstrip("/") for path in paths])
         self._decoding = decoding
         with tf.device("CPU:0"):
             self._paths = tf.constant(self._names)
@@ -44,10 +41,6 @@ class ImageFiles(Source):
         contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
         x = self._decoding.decode(contents)
         return without_targets(x) if self._labels is None else (x, tf.gather(self._labels, indices))
-
-    @property
-    def origins(self) -> Origins:
-        return Origins("file", [os.path.relpath(path, self._folder) for path in self._names])
 
     @property
     def checksum(self) -> int:
@@ -88,12 +81,20 @@ def images(
     """
     folder = find_path(_KIND, path, data_dir, "folder")
     if not labels:
-        return _unlabeled_data_set(path, folder, size, channels, crop_to_aspect_ratio)
+        paths = _image_files(folder)
+        if not paths:
+            raise InputError(
+                f"The data set {_KIND} must have images ({', '.join(_ENDINGS)}). Received: {folder}, which has none. Give "
+                "another folder."
+            )
+        decoding = image_decoding(size, channels, crop_to_aspect_ratio, paths[0], _read_file(paths[0]))
+        source = ImageFiles(folder, paths, None, decoding)
+        return DataSet(f"{_KIND}:{path}", source, source, decoding.shape, None)
     train_folder, test_folder = _part_folders(folder)
     by_class = _files_by_class(train_folder)
     classes = tuple(by_class)
     paths, numbers = _flatten(by_class, classes)
-    decoding = _decoding(paths[0], size, channels, crop_to_aspect_ratio)
+    decoding = image_decoding(size, channels, crop_to_aspect_ratio, paths[0], _read_file(paths[0]))
     for files in by_class.values():
         _check_file(files[0], decoding)
     train_indices, test_indices = split_indices(numbers, validation_split, test_folder)
@@ -106,21 +107,6 @@ def images(
     return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
 
 
-def _unlabeled_data_set(path: str, folder: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> DataSet:
-    files = _image_files(folder)
-    if not files:
-        raise InputError(
-            f"The data set {_KIND} must have images ({', '.join(_ENDINGS)}). Received: {folder}, which has none. Give another "
-            "folder."
-        )
-    source = ImageFiles(folder, files, None, _decoding(files[0], size, channels, crop_to_aspect_ratio))
-    return DataSet(f"{_KIND}:{path}", source, source, tuple(source.element_spec[0].shape), None)
-
-
-def _decoding(path: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> ImageDecoding:
-    return image_decoding(size, channels, crop_to_aspect_ratio, path, _read_file(path))
-
-
 def _part_folders(folder: str) -> tuple[str, str | None]:
     train = os.path.join(folder, _TRAIN)
     if not (os.path.isdir(train) and _subfolders(train)):
@@ -130,12 +116,7 @@ def _part_folders(folder: str) -> tuple[str, str | None]:
 
 
 def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> dict[str, list[str]]:
-    """Returns the files of each class's folder, in sorted order.
-
-    Args:
-      folder: the folder with the classes' folders.
-      known_classes: classes of the training part, for the test part; None for the training part.
-    """
+    """Returns the files of each class's folder, in sorted order; for the test part, `known_classes` are the training part's."""
     classes = _subfolders(folder)
     if not classes:
         raise InputError(
@@ -144,9 +125,7 @@ def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> 
             "or, to predict, add labels=False."
         )
     files = {name: _image_files(os.path.join(folder, name)) for name in classes}
-    unknown_classes = [
-        name for name in classes if known_classes is not None and name not in known_classes and files[name]
-    ]
+    unknown_classes = [] if known_classes is None else [n for n in classes if n not in known_classes and files[n]]
     if known_classes is not None and unknown_classes:
         raise InputError(
             f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown_classes[0])}."
@@ -171,9 +150,6 @@ def _image_files(folder: str) -> list[str]:
     """Returns the images in a folder and its subfolders, in sorted order.
 
     A folder that is reached several times is listed once, since a link may lead back to a parent folder.
-
-    Raises:
-      InputError: a folder cannot be read.
     """
     paths, visited = [], set()
     with _explain_errors(folder):

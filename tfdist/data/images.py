@@ -16,15 +16,10 @@ from tfdist.errors import InputError
 
 
 def import_extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
-    """Imports a module that an optional extra of tfdist installs.
-
-    Args:
-      module: name of the module.
-      purpose: the use of the module, for the error.
-      name: name of the extra.
+    """Imports a module that the optional extra `name` of tfdist installs.
 
     Raises:
-      InputError: the module cannot be imported; the message names the command that installs it.
+      InputError: the module, which `purpose` needs, cannot be imported; the message names the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -48,11 +48,6 @@ class BatchedSource(SequentialExamples):
 
     A step takes the next `batch_size` rows, so an epoch may end within a step, whose remaining rows belong to the next
     epoch. The batches must be the same on all processes; resuming is exact if the order of an epoch is reproducible.
-
-    Attributes:
-      batch_size: rows of the first batch.
-      rows: rows of an epoch of the data; None if infinite or unknown.
-      is_reiterable: whether each iterator begins with the first row; otherwise all share one stream.
     """
 
     def __init__(
@@ -67,7 +62,6 @@ class BatchedSource(SequentialExamples):
           steps: batches, of the size of the first, that count as an epoch; by default all.
           is_reiterable: whether the data can be iterated several times, unlike a Python generator.
         """
-        super().__init__()
         check_element(first)
         self._epoch, self._first, self.rows, self.is_reiterable = epoch, first, rows, is_reiterable
         self.batch_size = _count_rows(first)
@@ -88,9 +82,12 @@ class BatchedSource(SequentialExamples):
             stream = self._batches().rebatch(batch_size).take(math.ceil(partition.total / batch_size))
         else:
             stream = self._stream_from(first, seed if self._shuffle else None).rebatch(batch_size)
-        return stream.enumerate().map(
-            lambda number, rows: (self._epoch_positions(first + number * batch_size, rows), rows)
-        )
+
+        def with_positions(number: tf.Tensor, rows: Element) -> tuple[tf.Tensor, Element]:
+            begin = first + number * batch_size
+            return tf.range(begin, begin + tf.shape(tf.nest.flatten(rows)[0], tf.int64)[0]) % self.size, rows
+
+        return stream.enumerate().map(with_positions)
 
     def explain(self, error: Exception) -> InputError | None:
         shapes = re.search(r"Source shape: (\S+), dst shape: (\S+)", str(error))
@@ -105,10 +102,6 @@ class BatchedSource(SequentialExamples):
     def _batches(self) -> tf.data.Dataset:
         return tf.data.Dataset.range(1).flat_map(lambda number: self._epoch(number, None))
 
-    def _epoch_positions(self, begin: tf.Tensor, rows: Element) -> tf.Tensor:
-        count = tf.shape(tf.nest.flatten(rows)[0], tf.int64)[0]
-        return tf.range(begin, begin + count) % self.size
-
     def _stream_from(self, first: int, seed: int | None) -> tf.data.Dataset:
         if self.rows is None and not self.is_reiterable:
             epochs, offset = self._batches(), first
@@ -122,11 +115,9 @@ class BatchedSource(SequentialExamples):
 
 
 def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedSource:
-    """Wraps a `tf.data.Dataset` of batches; reads the first one, or all if the number of rows is unknown.
+    """Wraps a `tf.data.Dataset` of batches of any size; reads the first one, or all if the number of rows is unknown.
 
-    Args:
-      dataset: batches of any size, (x, y) or (x, y, sample_weight). Its order is kept.
-      steps: batches that count as an epoch; by default all, required for infinite data.
+    Its order is kept. `steps` batches count as an epoch; by default all.
 
     Raises:
       InputError: the data is empty, or infinite without `steps`.
@@ -147,12 +138,8 @@ def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedS
 def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> BatchedSource:
     """Wraps a `keras.utils.PyDataset`; reads its first and its last batch.
 
-    As in Keras, the order of the batches is random in each epoch. `data.workers` threads read them;
-    `data.use_multiprocessing` has no effect.
-
-    Args:
-      data: batches x, (x, y) or (x, y, sample_weight) of one size, except for the last.
-      steps: batches that count as an epoch; by default all, required for infinite data.
+    All batches but the last have one size. As in Keras, their order is random in each epoch. `data.workers` threads read them;
+    `data.use_multiprocessing` has no effect. `steps` batches count as an epoch; by default all.
 
     Raises:
       InputError: the data is empty, or infinite without `steps`.
@@ -163,7 +150,12 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
     if count == 0:
         raise InputError("A data set must have examples. Received: a PyDataset without a batch.")
     first_batch, last_batch = (_as_arrays(data[index]) for index in (0, (count or 2) - 1))
-    specs = tf.nest.map_structure(_common_spec, first_batch, last_batch)
+
+    def common_spec(first: np.ndarray, last: np.ndarray) -> tf.TensorSpec:
+        dims = [a if a == b else None for a, b in zip(first.shape[1:], last.shape[1:], strict=True)]
+        return tf.TensorSpec([None, *dims], first.dtype)
+
+    specs = tf.nest.map_structure(common_spec, first_batch, last_batch)
     flat_specs = tf.nest.flatten(specs)
 
     def read(index: np.ndarray) -> list[np.ndarray]:
@@ -198,9 +190,7 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
 def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
     """Wraps a Python generator or a data loader, which one thread reads in order.
 
-    Args:
-      data: batches (x,), (x, y) or (x, y, sample_weight), of any size.
-      steps: batches that count as an epoch; by default all, required if their number is unknown.
+    The batches may have any size; `steps` of them count as an epoch, by default all.
 
     Raises:
       InputError: Keras does not accept the data, or its length is unknown and `steps` is missing.
@@ -232,11 +222,6 @@ def _as_arrays(batch: Any) -> Element:
     element = as_element(with_tuples(batch))
     check_element(element)
     return tf.nest.map_structure(np.asarray, element)
-
-
-def _common_spec(first: np.ndarray, last: np.ndarray) -> tf.TensorSpec:
-    dims = [a if a == b else None for a, b in zip(first.shape[1:], last.shape[1:], strict=True)]
-    return tf.TensorSpec([None, *dims], first.dtype)
 
 
 def _count_rows(batch: Any) -> int:
@@ -275,9 +260,10 @@ def _data_set(name: str, train: Any, test: Any, steps: int | None = None, test_s
     examples = as_examples(train, steps)
     x, y = examples.element_spec[:2]
     shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
-    return DataSet(
-        name, examples, None if test is None else as_examples(test, test_steps), shape, _count_classes(train, y)
-    )
+    is_label = isinstance(y, tf.TensorSpec) and y.dtype.is_integer and y.shape in ((), (1,))  # (1,) for a pandas Series
+    # Labels that are not in memory are not counted.
+    classes = int(np.max(train[1])) + 1 if is_label and isinstance(train, tuple | list) else None
+    return DataSet(name, examples, None if test is None else as_examples(test, test_steps), shape, classes)
 
 
 def fit_data(
@@ -448,12 +434,6 @@ def _is_data_set(part: Any) -> bool:
     )
 
 
-def _count_classes(value: Any, spec: Any) -> int | None:
-    """Returns the largest label plus one if the labels are in memory, otherwise None."""
-    is_label = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape in ((), (1,))  # a pandas Series
-    return int(np.max(value[1])) + 1 if is_label and isinstance(value, tuple | list) else None
-
-
 def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
     """Returns the data of a prediction as examples; targets are ignored.
 
@@ -469,23 +449,18 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
     """
     x = test_examples(x)
     if isinstance(x, tf.data.Dataset):
-        return _dataset_examples(x, steps, batch_size)
+        if steps is None and x.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise InputError("Infinite data needs `steps`. Received: a tf.data.Dataset that repeats.")
+        x = map_to_elements(x)
+        if len(x.element_spec) > 3:
+            x = x.map(without_targets)
+        if steps is None:
+            return as_examples(x)
+        return as_examples(x.take(steps if keras_internals.is_batched(x) else steps * batch_size))
     if isinstance(x, Examples | keras.utils.PyDataset | Iterator) or is_data_loader(x):
         is_finite = isinstance(x, keras.utils.PyDataset) and x.num_batches is not None
         return as_examples(x, None if is_finite else steps)
     return as_examples((x,))
-
-
-def _dataset_examples(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
-    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY and steps is None:
-        raise InputError("Infinite data needs `steps`. Received: a tf.data.Dataset that repeats.")
-    dataset = map_to_elements(dataset)
-    is_batched = keras_internals.is_batched(dataset)
-    if len(dataset.element_spec) > 3:
-        dataset = dataset.map(without_targets)
-    if steps is not None:
-        dataset = dataset.take(steps if is_batched else steps * batch_size)
-    return from_dataset(dataset) if is_batched else StreamSource(dataset)
 
 
 class PaddedSource(Source):

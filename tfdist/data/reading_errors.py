@@ -37,19 +37,16 @@ def explain_reading_errors(source: Examples) -> Iterator[None]:
         raise cause from error
 
 
-def first_unreadable(
-    check: Callable[[int], None], size: int, seconds: float = 300.0, clock: Callable[[], float] = time.monotonic
-) -> InputError | None:
-    """Searches for an example that cannot be read, in parallel.
+def first_unreadable(check: Callable[[int], None], size: int, seconds: float = 300.0) -> InputError | None:
+    """Searches for an example that cannot be read, in parallel, within a time limit, as other processes may wait.
 
     Args:
       check: reads the example with an index; raises `InputError` if it cannot be read.
       size: number of examples.
-      seconds: time limit, so that other processes do not wait forever.
-      clock: monotonic clock in seconds.
+      seconds: the time limit.
 
     Returns:
-      The error of the first such example; None if none was found within the time limit.
+      The error of the first such example; None if none was found.
     """
     _log.warning("Failed to read an example. Checking %d examples to find it (up to %.0f s).", size, seconds)
 
@@ -60,10 +57,10 @@ def first_unreadable(
             return error
         return None
 
-    start_time = clock()
+    start_time = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, size, _CHUNK):
             errors = [error for error in pool.map(try_check, range(start, min(start + _CHUNK, size))) if error]
-            if errors or clock() - start_time > seconds:
+            if errors or time.monotonic() - start_time > seconds:
                 return errors[0] if errors else None
     return None

@@ -61,15 +61,10 @@ def without_none(batch: Any) -> Any:
 
 
 class IndexedBatch(NamedTuple):
-    """A batch with the indices of its examples.
+    """A batch with the indices of its examples."""
 
-    Attributes:
-      batch: the batched examples, (x, y) or (x, y, sample_weight).
-      numbers: int64 [rows], index of each example in the natural order of its data set, from 0.
-    """
-
-    batch: Any
-    numbers: tf.Tensor
+    batch: Any  # the batched examples, (x, y) or (x, y, sample_weight)
+    numbers: tf.Tensor  # int64 [rows], index of each example in the natural order of its data set, from 0
 
 
 class ReplicaRows(NamedTuple):
@@ -77,16 +72,12 @@ class ReplicaRows(NamedTuple):
 
     A replica without counted rows computes the last row of the batch as padding. It takes part in each call of the step,
     but its losses, gradients, metrics, statistics, communicated values (`MaskedCollectives`) and outputs are ignored.
-
-    Attributes:
-      batch: structure of tensors, whose first dim is at least 1.
-      counts: scalars int32, for each tensor of the batch or one for all; the number of counted rows, 0 for padding only.
-      batch_size: scalar int32; rows of the global batch.
     """
 
-    batch: Any
+    batch: Any  # structure of tensors, whose first dim is at least 1
+    # Scalars int32, for each tensor of the batch or one for all; the number of counted rows, 0 for padding only.
     counts: tuple[tf.Tensor, ...]
-    batch_size: tf.Tensor
+    batch_size: tf.Tensor  # scalar int32; rows of the global batch
 
     @property
     def rows(self) -> tf.Tensor:
@@ -107,13 +98,7 @@ class ReplicaRows(NamedTuple):
 def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
     """Returns one replica's consecutive rows of a batch that is allocated as evenly as possible.
 
-    Args:
-      batch_size: rows of the batch, at least 0.
-      replica: in [0, replicas).
-      replicas: number of replicas that share the batch.
-
-    Returns:
-      The first row and the number of rows, batch_size // replicas or one more.
+    These are the first row and the number of rows, batch_size // replicas or one more.
     """
     quotient, extra = divmod(batch_size, replicas)
     return replica * quotient + min(replica, extra), quotient + (replica < extra)
@@ -132,12 +117,7 @@ def replica_range(first: tf.Tensor, count: tf.Tensor, batch_size: tf.Tensor) -> 
 
 
 def apportion(batch_size: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Returns numbers of rows in proportion to weights, by the largest-remainder method, at least one per replica.
-
-    Args:
-      batch_size: rows of the batch, at least one for each replica.
-      weights: a positive number for each replica.
-    """
+    """Returns numbers of rows in proportion to positive weights, by the largest-remainder method, at least one each."""
     quotas = [batch_size * weight / sum(weights) for weight in weights]
     counts = [max(int(number), 1) for number in quotas]
     while sum(counts) < batch_size:
@@ -165,11 +145,7 @@ class RowAllocation:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns one replica's first row and number of rows, int64 scalars; traced into tf.data's graph.
 
-        Args:
-          batch: scalar int64; index of the batch in the pipeline.
-          row_count: scalar int64; rows of this batch.
-          replica: scalar int64, in [0, size).
-          size: number of replicas.
+        `batch` is the index of the batch in the pipeline, of `row_count` rows; int64 scalars, as is the replica, in [0, size).
         """
         if not self._counts:
             return share(row_count, replica, size)
@@ -232,14 +208,7 @@ def check_batch_size(
 ) -> None:
     """Checks that every replica has a row in each micro-step and, with `equal`, that all have the same number of rows.
 
-    On a mesh, a replica is a device along the batch's axis.
-
-    Args:
-      batch_size: global batch size.
-      replicas: number of replicas.
-      micro_steps: micro-steps per step.
-      equal: whether all replicas must have the same number of rows, for strategies with static shapes.
-      name: the term for micro-steps, for the error.
+    On a mesh, a replica is a device along the batch's axis. `name` is the term for micro-steps in the error.
 
     Raises:
       InputError: the batch size does not allow it.
@@ -262,22 +231,14 @@ class RowPartition:
     """The positions in the stream that each element of one process's data set covers.
 
     Element i belongs to batch `i // len(replicas)` and to replica `replicas[i % len(replicas)]`.
-
-    Attributes:
-      batch_size: rows of a global batch.
-      replicas: indices of this process's replicas, in order.
-      size: total number of replicas.
-      first: position at which the first batch begins.
-      total: end of the stream (exclusive), at which a batch may be short; None for an endless stream.
-      allocation: number of rows of each replica; must be even for a finite stream.
     """
 
-    batch_size: int
-    replicas: tuple[int, ...]
-    size: int
-    first: int = 0
-    total: int | None = None
-    allocation: RowAllocation = EVEN
+    batch_size: int  # rows of a global batch
+    replicas: tuple[int, ...]  # indices of this process's replicas, in order
+    size: int  # total number of replicas
+    first: int = 0  # position at which the first batch begins
+    total: int | None = None  # end of the stream (exclusive), at which a batch may be short; None for an endless stream
+    allocation: RowAllocation = EVEN  # number of rows of each replica; must be even for a finite stream
 
     @property
     def elements(self) -> int:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.batches import checksum
-from tfdist.data.examples import Element, Examples, Origins, Transform, chain, check_element, identity, unbatched_spec
+from tfdist.data.examples import Element, Examples, Transform, check_element, identity, unbatched_spec
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.errors import InputError, is_number
 
@@ -91,19 +91,18 @@ class Source(Examples):
           (x, y) or (x, y, sample_weight), each tensor with a first dim of n.
         """
 
-    def map(self, transform: Transform) -> "Source":
-        return MappedSource(self, transform)
-
-    def in_order(self) -> "Source":
-        return OrderedSource(self)
-
     @functools.cached_property
     def element_spec(self) -> Any:
         return unbatched_spec(tf.data.Dataset.range(0).batch(1).map(self._fetch).element_spec)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         def element(positions: tf.Tensor) -> IndexedBatch:
-            numbers = positions if seed is None else self._example_indices(positions, seed, partition.batch_size)
+            if seed is None:
+                numbers = positions
+            elif self._shuffle:
+                numbers = indices(positions, self.size, seed, span=partition.batch_size)
+            else:
+                numbers = positions % self.size
             return IndexedBatch(self._fetch(numbers), numbers)
 
         return partition.map(element)
@@ -116,63 +115,14 @@ class Source(Examples):
 
     @keras_internals.without_autograph
     def _fetch(self, indices: tf.Tensor) -> Element:
-        """Calls `fetch`, which may be a user's, with AutoGraph."""
-        return keras_internals.with_autograph(self.fetch)(indices)
+        """Calls `fetch` and the transform, which may be a user's, with AutoGraph."""
+        element = keras_internals.with_autograph(self.fetch)(indices)
+        return element if self._transform is identity else keras_internals.with_autograph(self._transform)(*element)
 
     @property
     def _preview_rows(self) -> int:
         """Number of examples that a preview can read at almost no cost."""
         return 0
-
-    def _example_indices(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
-        """Returns the indices of the examples at positions in the endless stream of epochs."""
-        return indices(positions, self.size, seed, span=span)
-
-
-class MappedSource(Source):
-    """A source with a transform applied to its batches."""
-
-    def __init__(self, source: Source, transform: Transform):
-        self.size = source.size
-        self._source = source
-        self._transform = transform
-
-    @property
-    def _preview_rows(self) -> int:
-        return self._source._preview_rows
-
-    def fetch(self, indices: tf.Tensor) -> Element:
-        return keras_internals.with_autograph(self._transform)(*self._source._fetch(indices))
-
-    def map(self, transform: Transform) -> Source:
-        return MappedSource(self._source, chain(self._transform, transform))
-
-    @property
-    def checksum(self) -> int | None:
-        return self._source.checksum
-
-    @property
-    def origins(self) -> Origins | None:
-        return self._source.origins
-
-    def explain(self, error: Exception) -> InputError | None:
-        return self._source.explain(error)
-
-
-class OrderedSource(MappedSource):
-    """A source whose epochs are not shuffled."""
-
-    def __init__(self, source: Source):
-        super().__init__(source, identity)
-
-    def map(self, transform: Transform) -> Source:
-        return OrderedSource(self._source.map(transform))
-
-    def in_order(self) -> Source:
-        return self
-
-    def _example_indices(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
-        return positions % self.size
 
 
 class ArraySource(Source):
@@ -208,8 +158,7 @@ class ArraySource(Source):
         self._bytes = sum(leaf.nbytes for leaf in leaves)
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        batch = tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
-        return keras_internals.with_autograph(self._transform)(*batch)
+        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
 
     def _as_array(self, data: Any) -> np.ndarray:
         return keras_internals.array_of(data)
@@ -251,12 +200,7 @@ def _constant(array: np.ndarray) -> tf.Tensor:
 def stratified_split(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Splits examples into training and test such that each class has nearly the same proportion in both.
 
-    Args:
-      labels: integers [n].
-      test_size: number of test examples, in [0, n].
-
-    Returns:
-      The indices of the training and of the test examples, each in random order.
+    Returns the indices of the training and of the test examples, each in random order, given the labels, integers [n].
     """
     generator = np.random.Generator(np.random.PCG64(0))
     keys = generator.random(len(labels))
@@ -272,7 +216,7 @@ def split_indices(labels: np.ndarray, fraction: float, test: object = None) -> t
 
     Args:
       labels: integers [n]; all equal to ignore classes.
-      fraction: fraction of the examples, in [0, 1); with 0, all are training examples, in their original order.
+      fraction: fraction of the examples, in [0, 1).
       test: name of the test part, if the data has one, which leaves no fraction to split off.
 
     Returns:

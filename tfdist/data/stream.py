@@ -1,26 +1,16 @@
 """Data sets without random access, and a run's position in the stream of examples."""
 
 import abc
-import copy
 import dataclasses
 import functools
-from typing import Any, Self
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.data.batches import checksum
-from tfdist.data.examples import (
-    Element,
-    Examples,
-    Transform,
-    chain,
-    check_element,
-    identity,
-    map_to_elements,
-    unbatched_spec,
-)
+from tfdist.data.examples import Element, Examples, check_element, map_to_elements, unbatched_spec
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.errors import InputError
 
@@ -38,11 +28,6 @@ class SequentialExamples(Examples):
     If that is too slow, write a `Source`.
     """
 
-    _shuffle = True
-
-    def __init__(self) -> None:
-        self._transform: Transform = identity
-
     @property
     def element_spec(self) -> Any:
         return unbatched_spec(self._batches().map(self._transform).element_spec)
@@ -54,17 +39,6 @@ class SequentialExamples(Examples):
     @abc.abstractmethod
     def _global_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """Returns the global batches that `partition` covers, each with the indices of its examples: (indices, examples)."""
-
-    def map(self, transform: Transform) -> Self:
-        return self._copy_with(chain(self._transform, transform), self._shuffle)
-
-    def in_order(self) -> Self:
-        return self._copy_with(self._transform, shuffle=False)
-
-    def _copy_with(self, transform: Transform, shuffle: bool) -> Self:
-        examples = copy.copy(self)
-        examples._transform, examples._shuffle = transform, shuffle
-        return examples
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         @keras_internals.without_autograph
@@ -104,7 +78,6 @@ class StreamSource(SequentialExamples):
         Raises:
           InputError: the number of examples is unknown, infinite or 0; or examples have another structure.
         """
-        super().__init__()
         size = int(dataset.cardinality())
         if size < 1:
             received = _NO_SIZE.get(size, str(size))

@@ -29,21 +29,13 @@ _HEADER, _FOOTER = 12, 4
 
 
 class RecordIndex(NamedTuple):
-    """The positions of records in files.
+    """The positions of records in files."""
 
-    Attributes:
-      files: the files.
-      file: index of each record's file, int32 [records].
-      number: index of each record in its file, int64 [records].
-      offset: position of each record's data in its file, in bytes, int64 [records].
-      length: size of each record's data, in bytes, int64 [records].
-    """
-
-    files: tuple[str, ...]
-    file: np.ndarray
-    number: np.ndarray
-    offset: np.ndarray
-    length: np.ndarray
+    files: tuple[str, ...]  # the files
+    file: np.ndarray  # index of each record's file, int32 [records]
+    number: np.ndarray  # index of each record in its file, int64 [records]
+    offset: np.ndarray  # position of each record's data in its file, in bytes, int64 [records]
+    length: np.ndarray  # size of each record's data, in bytes, int64 [records]
 
     def part(self, records: np.ndarray) -> "RecordIndex":
         """Returns the index of some of the records."""
@@ -119,15 +111,10 @@ _FIELDS = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """A feature of a record.
+    """A feature of a record."""
 
-    Attributes:
-      kind: int64, float32, string, image or uint8.
-      shape: shape of the feature in one example; () for an image.
-    """
-
-    kind: str
-    shape: tuple[int, ...]
+    kind: str  # int64, float32, string, image or uint8
+    shape: tuple[int, ...]  # shape of the feature in one example; () for an image
 
     @property
     def spec(self) -> tf.io.FixedLenFeature:
@@ -141,14 +128,7 @@ class Feature:
 
 
 def parse_features(text: str) -> dict[str, Feature]:
-    """Parses features.
-
-    Args:
-      text: such as `image:image, label:int64` or `pixels:uint8[28,28,1], label:int64`.
-
-    Raises:
-      InputError: `text` does not follow the grammar, or has fewer than two features.
-    """
+    """Parses features, such as `image:image, label:int64`; raises `InputError` for other texts, and for a single feature."""
     features: dict[str, Feature] = {}
     for part in split_outside_brackets(text, ",") if isinstance(text, str) else []:
         match = _FEATURE.fullmatch(part.strip())
@@ -164,16 +144,11 @@ def parse_features(text: str) -> dict[str, Feature]:
     return features
 
 
-def check_record(record: bytes, features: dict[str, Feature], record_name: str) -> None:
-    """Checks that a record has the features.
-
-    Args:
-      record: serialized `tf.train.Example`.
-      features: features that it must have.
-      record_name: name of the record, for the error.
+def check_record(record: bytes, features: Mapping[str, Feature], record_name: str) -> None:
+    """Checks that a record is a serialized `tf.train.Example` with the features, of their types and numbers of values.
 
     Raises:
-      InputError: the record is not an example, or a feature is missing or has another type or number of values.
+      InputError: it is not; the message contains `record_name`.
     """
     try:
         values = tf.train.Example.FromString(record).features.feature
@@ -203,45 +178,38 @@ def _describe(feature: tf.train.Feature, kind: str | None) -> str:
 _KIND = "tfrecord"
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordParser:
-    """Converts records to examples.
-
-    Attributes:
-      features: features to read from a record, by name.
-      label: name of the feature that is y; the others are x: a tensor, or a dict if there are several.
-      decodings: the conversion of images, by feature.
-    """
-
-    features: Mapping[str, Feature]
-    label: str
-    decodings: Mapping[str, ImageDecoding]
-
-    def parse(self, records: tf.Tensor) -> Element:
-        """Parses a batch of examples: string [n] to (x, y)."""
-        stored_values = tf.io.parse_example(records, {name: feature.spec for name, feature in self.features.items()})
-        values = {name: self._decode_value(name, stored_values[name]) for name in self.features}
-        y = values.pop(self.label)
-        return (next(iter(values.values())) if len(values) == 1 else values), y
-
-    def _decode_value(self, name: str, stored: tf.Tensor) -> tf.Tensor:
-        feature = self.features[name]
-        if feature.kind == IMAGE:
-            return self.decodings[name].decode(stored)
-        return feature.decode_bytes(stored) if feature.kind == RAW else stored
-
-
 class Records(Source):
     """Records in files; read, parsed and decoded on demand, several batches in parallel."""
 
-    def __init__(self, index: RecordIndex, parser: RecordParser):
-        """Initializes with an index of at least one record."""
+    def __init__(
+        self, index: RecordIndex, features: Mapping[str, Feature], label: str, decodings: Mapping[str, ImageDecoding]
+    ):
+        """Stores the arguments without reading records.
+
+        Args:
+          index: positions of the records, of which there is at least one.
+          features: features to read from a record, by name.
+          label: name of the feature that is y; the others are x: a tensor, or a dict if there are several.
+          decodings: the conversion of images, by feature.
+        """
         self.size = len(index.offset)
-        self._index, self._parser = index, parser
+        self._index, self._features, self._label, self._decodings = index, features, label, decodings
 
     def fetch(self, indices: tf.Tensor) -> Element:
         records = tf.numpy_function(self._index.read, [indices], tf.string, stateful=False)
-        return self._parser.parse(tf.ensure_shape(records, indices.shape))
+        return self._parse(tf.ensure_shape(records, indices.shape))
+
+    def _parse(self, records: tf.Tensor) -> Element:
+        stored = tf.io.parse_example(records, {name: feature.spec for name, feature in self._features.items()})
+        x = {name: self._decode(name, stored[name]) for name in self._features}
+        y = x.pop(self._label)
+        return (next(iter(x.values())) if len(x) == 1 else x), y
+
+    def _decode(self, name: str, stored: tf.Tensor) -> tf.Tensor:
+        feature = self._features[name]
+        if feature.kind == IMAGE:
+            return self._decodings[name].decode(stored)
+        return feature.decode_bytes(stored) if feature.kind == RAW else stored
 
     @property
     def checksum(self) -> int:
@@ -256,8 +224,8 @@ class Records(Source):
         record_name = self._index.describe(number)
         try:
             [record] = self._index.read(np.array([number]))
-            check_record(record, dict(self._parser.features), record_name)
-            self._parser.parse(tf.constant([record]))
+            check_record(record, self._features, record_name)
+            self._parse(tf.constant([record]))
         except (OSError, tf.errors.OpError) as error:
             cause = without_context(getattr(error, "message", str(error)))
             raise InputError(f"Records must be readable. Received: {record_name}: {cause}.") from error
@@ -295,22 +263,23 @@ def tfrecord(
     """
     index = record_index(matching_files(_KIND, path, data_dir))
     [first_record] = index.read(np.array([0]))
-    parser = _make_parser(features, label, first_record, index.describe(0), (size, channels, crop_to_aspect_ratio))
+    parsing = _parsing(features, label, first_record, index.describe(0), (size, channels, crop_to_aspect_ratio))
     train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split, test)
     test_index = record_index(matching_files(_KIND, test, data_dir)) if test else None
     if test_index is not None:
-        check_record(test_index.read(np.array([0]))[0], dict(parser.features), test_index.describe(0))
+        check_record(test_index.read(np.array([0]))[0], parsing[0], test_index.describe(0))
     elif len(test_records):
         test_index, index = index.part(test_records), index.part(train_records)
-    source, test_source = Records(index, parser), None if test_index is None else Records(test_index, parser)
+    source, test_source = Records(index, *parsing), None if test_index is None else Records(test_index, *parsing)
     x = source.element_spec[0]
     shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
     return DataSet(f"{_KIND}:{path}", source, test_source, shape, classes)
 
 
-def _make_parser(
+def _parsing(
     features: Any, label: Any, first: bytes, record_name: str, images: tuple[Any, Any, Any]
-) -> RecordParser:
+) -> tuple[dict[str, Feature], str, dict[str, ImageDecoding]]:
+    """Returns the arguments of `Records` after its index, given the first record."""
     if features is None:
         found_text = ", ".join(sorted(tf.train.Example.FromString(first).features.feature))
         raise InputError(
@@ -330,4 +299,4 @@ def _make_parser(
         for name, feature in parser_features.items()
         if feature.kind == IMAGE
     }
-    return RecordParser(parser_features, target, decodings)
+    return parser_features, target, decodings

@@ -2,6 +2,7 @@
 
 import collections
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
@@ -11,7 +12,7 @@ from tfdist.coordination import Json
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.plain_reporter import format_number
 from tfdist.reporting.reporter import Reporter
-from tfdist.reporting.run_summary import best_point, describe_axes
+from tfdist.reporting.run_summary import best_point, describe_axes, set_integer_ticks, set_log_scale
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.storage import AnyPath, path_of, storage_of
 
@@ -27,7 +28,6 @@ _NARROW_PANELS = {
     "learning_rate": ("Learning rate", "learning rate"),
     "replica_divergence": ("Replica divergence", "distance to the mean, relative"),
 }
-_LOG_SCALE_RATIO = 100.0
 # A hue for each curve: light for training, dark for evaluation (ColorBrewer's "Paired").
 _COLORS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
 _MAX_SERVERS = 4
@@ -191,15 +191,12 @@ def draw(
     _panel(loss_axes, "Loss", "loss", {"loss": curves["loss"]} if "loss" in curves else {})
     unit = metrics[0].replace("$", r"\$") if len(metrics) == 1 else "value"
     _panel(metric_axes, "Metrics", unit, {name: curves[name] for name in metrics})
-    if _spans_decades(curves.get("loss", {})):
-        loss_axes.set_yscale("log")
-        loss_axes.set_ylabel("loss (logarithmic)")
+    loss_points = itertools.chain(*curves.get("loss", {}).values())
+    set_log_scale(loss_axes, [value for _, value in loss_points if math.isfinite(value)], "loss")
     return figure
 
 
 def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str, Points]]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     for (name, kinds), colors in zip(curves.items(), _COLORS, strict=False):
         for kind, color in zip((TRAIN, EVAL), colors, strict=True):
             points = kinds.get(kind)
@@ -216,10 +213,5 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
             axes.plot(steps, values, color=color, linewidth=width, marker=marker, markersize=4, label=label)
     describe_axes(axes, title, "step (optimizer updates)", unit, is_empty=not axes.lines)
     if axes.lines:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+        set_integer_ticks(axes)
         axes.legend(frameon=False)
-
-
-def _spans_decades(kinds: Mapping[str, Points]) -> bool:
-    finite_values = [value for points in kinds.values() for _, value in points if math.isfinite(value)]
-    return bool(finite_values) and min(finite_values) > 0 and max(finite_values) / min(finite_values) > _LOG_SCALE_RATIO

@@ -4,6 +4,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import shlex
 import sys
@@ -46,24 +47,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory() -> dict[str, int]:
-    """Returns the memory fields of a training record; `device_peak_memory_bytes` only with a GPU."""
-    fields = {"peak_memory_bytes": host_peak_bytes(), "device_peak_memory_bytes": device_peak_bytes()}
-    return {name: size for name, size in fields.items() if size is not None}
-
-
-def host_peak_bytes() -> int:
-    """Returns the peak resident set size of this process in bytes."""
-    # On Linux, `ru_maxrss` is inherited through fork and exec and would include the launcher's; VmHWM is not inherited.
-    if _STATUS.exists():
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def device_peak_bytes() -> int | None:
-    """Returns the largest peak of TensorFlow's allocations on a GPU of this process, in bytes; None without a GPU."""
+    """Returns the memory fields of a training record; `device_peak_memory_bytes`, the largest of a GPU, only with one."""
     # This would initialize TensorFlow's devices, which a run has already done.
     import tensorflow as tf
 
@@ -71,4 +55,11 @@ def device_peak_bytes() -> int | None:
         int(tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))["peak"])
         for gpu in tf.config.list_logical_devices("GPU")
     ]
-    return max(peaks, default=None)
+    return {"peak_memory_bytes": host_peak_bytes()} | ({"device_peak_memory_bytes": max(peaks)} if peaks else {})
+
+
+def host_peak_bytes() -> int:
+    """Returns the peak resident set size of this process in bytes."""
+    # `ru_maxrss` is inherited through fork and exec and would include the launcher's; VmHWM is not, but some kernels lack it.
+    match = re.search(r"VmHWM:\s*(\d+)", _STATUS.read_text())
+    return 1024 * (int(match[1]) if match else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import json
@@ -14,7 +15,7 @@ from typing import Any
 from tfdist.config.spec import Spec, call, load_object
 from tfdist.coordination import Json
 from tfdist.errors import InputError, nearest, one_line
-from tfdist.reporting.reporter import ForwardingReporter, Reporter, RunPlan
+from tfdist.reporting.reporter import MultiReporter, Reporter, RunPlan
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.schema import TRAIN, scalars
 from tfdist.storage import storage_of
@@ -78,27 +79,32 @@ class Logger(Reporter, abc.ABC):
             self.log(values, int(record["step"]))
 
 
-class OptionalReporter(ForwardingReporter):
+class OptionalReporter(MultiReporter):
     """Forwards to the reporter that `make` returns until it fails, which is only a warning, unless it is an `InputError`."""
 
+    busy = Reporter.busy
+
     def __init__(self, name: str, make: Callable[[], Reporter]):
+        super().__init__(())
         self._name = name
-        self._reporter: Reporter = Reporter()
         try:
-            self._reporter = make()
+            self._reporters = (make(),)
         except InputError:
             raise
         except Exception as error:
             self._fail(error)
 
+    def close(self, outcome: str) -> None:
+        self._forward("close", outcome)
+
     def _forward(self, method: str, *args: Any) -> None:
         try:
-            getattr(self._reporter, method)(*args)
+            super()._forward(method, *args)
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self._reporter = Reporter()
+        self._reporters = ()
         text = f"{type(error).__name__}: {one_line(str(error))}"
         _log.warning("The logger %s failed and is disabled; training continues. %s", self._name, text)
         _log.debug("Traceback of the error:", exc_info=error)
@@ -259,11 +265,8 @@ def make_loggers(loggers: Sequence[Spec], run: LoggedRun) -> list[Reporter]:
     TensorBoard's events are files of the run, so an error in writing them ends the run; errors of other loggers are warnings,
     unless a logger does not take its arguments.
     """
-    return [_make_logger(spec, run) for spec in loggers]
 
-
-def _make_logger(spec: Spec, run: LoggedRun) -> Reporter:
-    def make() -> Reporter:
+    def make(spec: Spec) -> Reporter:
         logger = call(CATALOG[spec.name] if spec.name in CATALOG else load_object(spec.name), spec, run=run)
         if not isinstance(logger, Reporter):
             raise InputError(
@@ -272,4 +275,7 @@ def _make_logger(spec: Spec, run: LoggedRun) -> Reporter:
             )
         return logger
 
-    return make() if spec.name == TENSORBOARD else OptionalReporter(spec.name, make)
+    return [
+        make(spec) if spec.name == TENSORBOARD else OptionalReporter(spec.name, functools.partial(make, spec))
+        for spec in loggers
+    ]

@@ -1,20 +1,16 @@
 """The interface of reporters, which receive the progress of a run from the trainer."""
 
-import abc
 import contextlib
 import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdist.coordination import Json
 from tfdist.reporting.file_errors import GrowingFile, reraise_as_write_error
 from tfdist.reporting.schema import SCHEMA, to_json
 from tfdist.storage import AnyPath, path_of, storage_of
-
-if TYPE_CHECKING:
-    from tfdist.reporting.ledger_file import NullLedger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,12 +90,15 @@ class Reporter:
         """
 
 
-class ForwardingReporter(Reporter, abc.ABC):
-    """Forwards calls to other reporters."""
+class MultiReporter(Reporter):
+    """Forwards to several reporters, in order. `close` closes all even if one of them raises an error."""
 
-    @abc.abstractmethod
+    def __init__(self, reporters: Sequence[Reporter]):
+        self._reporters = tuple(reporters)
+
     def _forward(self, method: str, *args: Any) -> None:
-        """Forwards the call of a method."""
+        for reporter in self._reporters:
+            getattr(reporter, method)(*args)
 
     def start(self, plan: RunPlan) -> None:
         self._forward("start", plan)
@@ -113,20 +112,6 @@ class ForwardingReporter(Reporter, abc.ABC):
     def sync(self) -> None:
         self._forward("sync")
 
-    def close(self, outcome: str) -> None:
-        self._forward("close", outcome)
-
-
-class MultiReporter(ForwardingReporter):
-    """Forwards to several reporters, in order. `close` closes all even if one of them raises an error."""
-
-    def __init__(self, reporters: Sequence[Reporter]):
-        self._reporters = tuple(reporters)
-
-    def _forward(self, method: str, *args: Any) -> None:
-        for reporter in self._reporters:
-            getattr(reporter, method)(*args)
-
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
@@ -138,17 +123,6 @@ class MultiReporter(ForwardingReporter):
         with contextlib.ExitStack() as stack:
             for reporter in reversed(self._reporters):
                 stack.callback(reporter.close, outcome)
-
-
-def synchronizer(ledger: "NullLedger", reporter: Reporter | None) -> Callable[[], None]:
-    """Returns a function that flushes the ledger and the reporter to disk before a checkpoint."""
-
-    def synchronize() -> None:
-        ledger.sync()
-        if reporter:
-            reporter.sync()
-
-    return synchronize
 
 
 class MetricsFile(Reporter):

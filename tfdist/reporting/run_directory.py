@@ -92,9 +92,6 @@ class RunDirectory:
           is_evaluated: whether the evaluation at this step was completed; otherwise it will be repeated.
           facts: further fields of this start in starts.jsonl.
           clock: returns the time in seconds since 1970 (UTC).
-
-        Raises:
-          InputError: the directory cannot be written.
         """
         fields = environment.describe(hosts, clock(), communication)
         start = {"step": step, "checkpoint": checkpoint, **(facts or {}), "flags": flags.splitlines(), **fields}
@@ -208,11 +205,8 @@ class RunDirectory:
         updates: dict[int, dict[str, Any]] = {}  # by version
         for number, start in enumerate(self.read_starts()):
             updates = {version: update for version, update in updates.items() if version < start["step"]}
-            for line in self._contents(self.updates(number)).splitlines(keepends=True):
-                update = _json(line)
-                if not line.endswith(b"\n") or update is None:
-                    break
-                updates[update["version"]] = update
+            records = self._records_with_lines(self.updates(number))
+            updates |= {update["version"]: update for line, update in records if line.endswith(b"\n")}
         first = min(updates, default=0)
         count = next(count for count in itertools.count() if first + count not in updates)
         return [updates[version] for version in range(first, first + count)]

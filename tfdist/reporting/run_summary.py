@@ -364,9 +364,21 @@ def describe_axes(axes: "Axes", title: str, horizontal: str, vertical: str, *, i
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> None:
+def set_integer_ticks(axes: "Axes") -> None:
+    """Sets the ticks of a horizontal axis of steps."""
     from matplotlib.ticker import MaxNLocator
 
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+
+
+def set_log_scale(axes: "Axes", values: Sequence[float], label: str) -> None:
+    """Makes the vertical axis logarithmic if the finite `values` on it span decades."""
+    if values and min(values) > 0 and max(values) / min(values) > _LOG_SCALE_RATIO:
+        axes.set_yscale("log")
+        axes.set_ylabel(f"{label} (logarithmic)")
+
+
+def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> None:
     values: list[float] = []
     for index, run in enumerate(runs):
         style = _style(index)
@@ -380,10 +392,8 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
             axes.plot([best_x], [best[1]], color=style["color"], linewidth=0, marker="*", markersize=11, zorder=4)
     describe_axes(axes, _text(metric), AXES[axis], _text(metric), is_empty=not values)
     if axis == "step" and values:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
-    if values and min(values) > 0 and max(values) / min(values) > _LOG_SCALE_RATIO:
-        axes.set_yscale("log")
-        axes.set_ylabel(f"{_text(metric)} (logarithmic)")
+        set_integer_ticks(axes)
+    set_log_scale(axes, values, _text(metric))
 
 
 def _style(index: int) -> dict[str, Any]:

@@ -21,7 +21,6 @@ import math
 import numbers
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 
 from tfdist.coordination import Json
 from tfdist.errors import InputError
@@ -43,76 +42,71 @@ class Field:
     kinds: tuple[str, ...] = (TRAIN,)  # kinds of record that have it
 
 
-FIELDS: Mapping[str, Field] = MappingProxyType(
-    {
-        "schema": Field("", "version of this schema", _ALL_KINDS),
-        "kind": Field("", "`train`: a training window; `eval`: an evaluation of the whole test set", _ALL_KINDS),
-        "step": Field("updates", "optimizer updates at the time of the record", _ALL_KINDS),
-        "epoch": Field("epochs", "training examples used so far, over the size of the training set", _ALL_KINDS),
-        "time": Field("s", "time of the record, in seconds since 1970 (UTC)", _ALL_KINDS),
-        "loss": Field(
-            "", "mean over the window's global batches, or over the test set, including penalties", _ALL_KINDS
-        ),
-        "learning_rate": Field("", "the optimizer's learning rate at the window's last step"),
-        "examples_per_second": Field("examples/s", "examples of all replicas over the window's wall time"),
-        "step_seconds": Field("s", "wall time of a step on the chief, including waiting for data: mean of the window"),
-        "step_seconds_min": Field("s", "shortest time of a rank for its own input and gradients: mean of the window"),
-        "step_seconds_max": Field("s", "longest time of a rank for its own input and gradients: mean of the window"),
-        "slowest_rank": Field("rank", "the rank with `step_seconds_max`; the lowest if there are several"),
-        "slowest_rank_cost": Field("", "fraction of a step for which the other ranks wait for `slowest_rank`"),
-        "data_wait_seconds": Field("s", "time a step waited for its input on the chief: mean of the window"),
-        "gradient_norm": Field("", "global norm of the reduced gradients, before clipping, at the last step"),
-        "loss_scale": Field("", "factor of the loss after the window's last step"),
-        "skipped_steps": Field("steps", "steps of the window without an update, because a gradient overflowed"),
-        "payload_bytes": Field(
-            "bytes",
-            "data that the chief passes to the engine in a step: gradients of its replica, and `message_bytes`",
-        ),
-        "message_bytes": Field("bytes", "part of `payload_bytes` that is sent to other stages of a pipeline"),
-        "compression_ratio": Field("", "size of the gradients over the size of the data sent for their sum"),
-        "staleness": Field(
-            "updates",
-            "age of the weights of a gradient: mean over all parameters in pipelines without a flush, or over the window's "
-            "updates with parameter servers",
-        ),
-        "max_staleness": Field(
-            "updates", "the largest age of the weights of a gradient of the window with parameter servers"
-        ),
-        "staleness_histogram": Field(
-            "updates", "for each parameter server, number of the window's updates by the age of its weights"
-        ),
-        "workers": Field(
-            "",
-            "for each worker of parameter servers: its `updates` of the window, `updates_per_second` and "
-            "`examples_per_second`, `compute_seconds`, and `wait_seconds` for `data`, other `workers`, and `pull` and `push`",
-        ),
-        "servers": Field(
-            "",
-            "for each parameter server: `pulled_bytes` and `pushed_bytes` of all workers in the window, and "
-            "`update_seconds`, in which it applied updates",
-        ),
-        "dropped_rows": Field(
-            "examples", "examples of the window's batches that no update used, because their worker was late for it"
-        ),
-        "total_dropped_rows": Field("examples", "`dropped_rows` of all windows of the run"),
-        "rejected_gradients": Field(
-            "gradients", "gradients that parameter servers rejected in the window, because they were too old"
-        ),
-        "total_rejected_gradients": Field("gradients", "gradients that were rejected for that reason so far"),
-        "replica_divergence": Field(
-            "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"
-        ),
-        "exposed_communication_seconds": Field(
-            "s", "time of a step minus the time of one that sends nothing, last measured"
-        ),
-        "codec_seconds": Field("s", "time of a step for encoding and decoding, last measured without communication"),
-        "compression_error": Field("", "||sent - exact|| / ||exact|| of the gradient with the largest, last measured"),
-        "compression_cosine": Field("", "cosine of sent and exact of the gradient with the smallest, last measured"),
-        "optimizer_state_bytes": Field("bytes", "optimizer state of the chief's process, if it is sharded"),
-        "peak_memory_bytes": Field("bytes", "peak resident memory of the chief's process"),
-        "device_peak_memory_bytes": Field("bytes", "peak memory allocated on one of the chief's devices"),
-    }
-)
+FIELDS: Mapping[str, Field] = {
+    "schema": Field("", "version of this schema", _ALL_KINDS),
+    "kind": Field("", "`train`: a training window; `eval`: an evaluation of the whole test set", _ALL_KINDS),
+    "step": Field("updates", "optimizer updates at the time of the record", _ALL_KINDS),
+    "epoch": Field("epochs", "training examples used so far, over the size of the training set", _ALL_KINDS),
+    "time": Field("s", "time of the record, in seconds since 1970 (UTC)", _ALL_KINDS),
+    "loss": Field("", "mean over the window's global batches, or over the test set, including penalties", _ALL_KINDS),
+    "learning_rate": Field("", "the optimizer's learning rate at the window's last step"),
+    "examples_per_second": Field("examples/s", "examples of all replicas over the window's wall time"),
+    "step_seconds": Field("s", "wall time of a step on the chief, including waiting for data: mean of the window"),
+    "step_seconds_min": Field("s", "shortest time of a rank for its own input and gradients: mean of the window"),
+    "step_seconds_max": Field("s", "longest time of a rank for its own input and gradients: mean of the window"),
+    "slowest_rank": Field("rank", "the rank with `step_seconds_max`; the lowest if there are several"),
+    "slowest_rank_cost": Field("", "fraction of a step for which the other ranks wait for `slowest_rank`"),
+    "data_wait_seconds": Field("s", "time a step waited for its input on the chief: mean of the window"),
+    "gradient_norm": Field("", "global norm of the reduced gradients, before clipping, at the last step"),
+    "loss_scale": Field("", "factor of the loss after the window's last step"),
+    "skipped_steps": Field("steps", "steps of the window without an update, because a gradient overflowed"),
+    "payload_bytes": Field(
+        "bytes", "data that the chief passes to the engine in a step: gradients of its replica, and `message_bytes`"
+    ),
+    "message_bytes": Field("bytes", "part of `payload_bytes` that is sent to other stages of a pipeline"),
+    "compression_ratio": Field("", "size of the gradients over the size of the data sent for their sum"),
+    "staleness": Field(
+        "updates",
+        "age of the weights of a gradient: mean over all parameters in pipelines without a flush, or over the window's "
+        "updates with parameter servers",
+    ),
+    "max_staleness": Field(
+        "updates", "the largest age of the weights of a gradient of the window with parameter servers"
+    ),
+    "staleness_histogram": Field(
+        "updates", "for each parameter server, number of the window's updates by the age of its weights"
+    ),
+    "workers": Field(
+        "",
+        "for each worker of parameter servers: its `updates` of the window, `updates_per_second` and "
+        "`examples_per_second`, `compute_seconds`, and `wait_seconds` for `data`, other `workers`, and `pull` and `push`",
+    ),
+    "servers": Field(
+        "",
+        "for each parameter server: `pulled_bytes` and `pushed_bytes` of all workers in the window, and "
+        "`update_seconds`, in which it applied updates",
+    ),
+    "dropped_rows": Field(
+        "examples", "examples of the window's batches that no update used, because their worker was late for it"
+    ),
+    "total_dropped_rows": Field("examples", "`dropped_rows` of all windows of the run"),
+    "rejected_gradients": Field(
+        "gradients", "gradients that parameter servers rejected in the window, because they were too old"
+    ),
+    "total_rejected_gradients": Field("gradients", "gradients that were rejected for that reason so far"),
+    "replica_divergence": Field(
+        "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"
+    ),
+    "exposed_communication_seconds": Field(
+        "s", "time of a step minus the time of one that sends nothing, last measured"
+    ),
+    "codec_seconds": Field("s", "time of a step for encoding and decoding, last measured without communication"),
+    "compression_error": Field("", "||sent - exact|| / ||exact|| of the gradient with the largest, last measured"),
+    "compression_cosine": Field("", "cosine of sent and exact of the gradient with the smallest, last measured"),
+    "optimizer_state_bytes": Field("bytes", "optimizer state of the chief's process, if it is sharded"),
+    "peak_memory_bytes": Field("bytes", "peak resident memory of the chief's process"),
+    "device_peak_memory_bytes": Field("bytes", "peak memory allocated on one of the chief's devices"),
+}
 
 
 def metrics_of(record: Mapping[str, Json]) -> dict[str, Json]:

@@ -10,34 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, TypeAlias
-
-
-class StoragePath(Protocol):
-    """The path of a file in a storage; `storage_of(path)` accesses the file.
-
-    A `pathlib.Path` is a `StoragePath`, but its methods that access files only work on this machine.
-    """
-
-    @property
-    def name(self) -> str:
-        """The last component."""
-
-    @property
-    def parent(self) -> Self:
-        """The path without the last component."""
-
-    def with_name(self, name: str, /) -> Self:
-        """Returns the path with another last component."""
-
-    def __truediv__(self, name: str, /) -> Self: ...
-
-    def __lt__(self, other: Self, /) -> bool: ...
-
-    def __hash__(self) -> int: ...
-
-
-AnyPath: TypeAlias = str | os.PathLike[str] | StoragePath  # accepted from users
+from typing import NamedTuple, TypeAlias
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -60,53 +33,46 @@ class Url:
 
     @property
     def name(self) -> str:
-        """See `StoragePath`."""
+        """The last component."""
         return self.key.rpartition("/")[2]
 
     @property
     def parent(self) -> "Url":
-        """See `StoragePath`. The root is its own parent."""
+        """The path without the last component. The root is its own parent."""
         return Url(self.scheme, self.key.rpartition("/")[0])
 
-    def with_name(self, name: str, /) -> "Url":
-        """See `StoragePath`."""
+    def with_name(self, name: str) -> "Url":
+        """Returns the path with another last component."""
         return self.parent / name
 
-    def __truediv__(self, name: str, /) -> "Url":
+    def __truediv__(self, name: str) -> "Url":
         return Url(self.scheme, f"{self.key}/{name}")
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.key}"
 
 
+# The path of a file in a storage, which `storage_of(path)` accesses: the methods of `Path` that do only work on this machine.
+StoragePath: TypeAlias = Path | Url
+AnyPath: TypeAlias = str | os.PathLike[str] | StoragePath  # accepted from users
+
 _COPY_BYTES = 1 << 22  # copied at a time
 _MAX_READ_BYTES = 1 << 30  # limit of `read`: an untrusted file may claim any size
 
 
 class Info(NamedTuple):
-    """The file or directory at a path.
+    """The file or directory at a path."""
 
-    Attributes:
-      is_directory: whether it is a directory.
-      size: size in bytes of a file.
-      modified_time: time of the last change, in seconds since 1970 (UTC).
-    """
-
-    is_directory: bool
-    size: int
-    modified_time: float
+    is_directory: bool  # whether it is a directory
+    size: int  # size in bytes of a file
+    modified_time: float  # time of the last change, in seconds since 1970 (UTC)
 
 
 class Entry(NamedTuple):
-    """A file or directory in a directory.
+    """A file or directory in a directory."""
 
-    Attributes:
-      name: its name there.
-      is_directory: whether it is a directory itself; False for a link to one.
-    """
-
-    name: str
-    is_directory: bool
+    name: str  # its name there
+    is_directory: bool  # whether it is a directory itself; False for a link to one
 
 
 class NotRegularFile(OSError):

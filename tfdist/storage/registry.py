@@ -95,20 +95,10 @@ def text_of(file: AnyPath) -> str:
     return storage.read(storage.real_path(path)).decode()
 
 
-def read_text(file: AnyPath, rule: str, remedy: str = "") -> str:
-    """Returns the text of a file.
-
-    Args:
-      file: path or URL.
-      rule: the requirement for the file, as a sentence, for the error.
-      remedy: the remedy, as a sentence; empty for none.
-
-    Raises:
-      InputError: the file does not exist, or is not text.
-    """
+def read_text(file: AnyPath, rule: str) -> str:
+    """Returns the text of a file; if there is none, raises an `InputError` with the rule for the file, a sentence."""
     try:
         return text_of(file)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        suffix = f". {remedy}" if remedy else ""
-        raise InputError(f"{rule} Received: {file}: {reason}{suffix}") from error
+        raise InputError(f"{rule} Received: {file}: {reason}") from error

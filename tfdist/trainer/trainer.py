@@ -36,7 +36,6 @@ from tfdist.pipelining.staged_model import full_model, pipeline_without_flush
 from tfdist.reporting import Reporter
 from tfdist.reporting.display import terminal_or_plain
 from tfdist.reporting.plain_reporter import PlainReporter
-from tfdist.reporting.reporter import synchronizer
 from tfdist.row_semantics.explanation import listener
 from tfdist.step.compression import Compression
 from tfdist.step.data_check import explain_mismatch
@@ -446,6 +445,11 @@ class Trainer:
         state.best_tracker = None
         if checkpoints and best:
             state.best_tracker = BestTracker(checkpoints.directory, *best_metric, state.initial_best)
+
+        def synchronize() -> None:
+            options.reporting.ledger.sync()
+            options.reporting.reporter.sync()
+
         with (
             options.checks.watchdog(strategy.group) as watchdog,
             open_saver(
@@ -453,7 +457,7 @@ class Trainer:
                 strategy,
                 state.step,
                 lambda: run_snapshot(program, state, batches, copied),
-                synchronizer(options.reporting.ledger, options.reporting.reporter),
+                synchronize,
                 state.best_tracker,
             ) as saver,
         ):

@@ -16,11 +16,6 @@ def names(directory) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_names_sort_as_their_steps_do():
-    assert checkpoint_name(120) == "step-000000120"
-    assert checkpoint_name(2_000_000_000) == "step-2000000000"
-
-
 def test_the_newest_comes_first_and_others_do_not_come(tmp_path):
     whole = [checkpoint_name(step) for step in (9, 120, 2_000_000_000)]
     make(tmp_path, *whole, ".step-000000130.partial", ".step-000000120.replaced", "step-000000140.damaged", "step-7")
@@ -55,15 +50,6 @@ def test_the_former_one_comes_back_if_the_new_one_did_not_get_its_name(tmp_path)
     clean_partial(tmp_path)
     assert names(tmp_path) == [checkpoint_name(120)]
     assert (tmp_path / checkpoint_name(120) / "file").read_text() == "former"
-
-
-@pytest.mark.parametrize("former", [(), (checkpoint_name(120),)], ids=["new", "of the same step"])
-def test_a_checkpoint_gets_its_name(former, tmp_path):
-    make(tmp_path, *former, text="former")
-    make(tmp_path, ".step-000000120.partial", text="new")
-    publish(tmp_path / ".step-000000120.partial", tmp_path / checkpoint_name(120))
-    assert names(tmp_path) == [checkpoint_name(120)]
-    assert (tmp_path / checkpoint_name(120) / "file").read_text() == "new"
 
 
 def test_one_of_the_same_step_stays_if_the_new_one_cannot_have_its_name(tmp_path, monkeypatch):

@@ -11,15 +11,6 @@ from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, chec
 SQUARE = np.ones((2, 2), np.float32)
 
 
-def test_a_whole_tensor_is_its_one_part():
-    part = Part.full("w", SQUARE)
-    assert (part.shape, part.offset, part.key) == ((2, 2), (0, 0), "w")
-
-
-def test_a_block_is_named_by_its_slices():
-    assert Part("w", (4, 2), (2, 0), SQUARE).key == "w[2:4,0:2]"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -81,21 +72,6 @@ def test_blocks_that_do_not_are_refused(shape, blocks, words):
     entries = [part(*block, key=str(number)) for number, block in enumerate(blocks)]
     with pytest.raises(ValueError, match=words):
         check(index(shape, *entries))
-
-
-@pytest.mark.parametrize(("size", "count"), [(0, 0), (1, 1), (files.PIECE, 1), (files.PIECE + 1, 2)])
-def test_each_piece_has_a_hash(size, count):
-    one = part((0,), (size,))
-    assert len(one.sha256) == count
-    check(index((size,), one))
-    more = PartEntry(one.file, one.key, one.offset, one.shape, (*one.sha256, "0" * 64))
-    with pytest.raises(ValueError, match=f"has {count + 1} hashes and needs {count}"):
-        check(index((size,), more))
-
-
-def test_many_parts_are_checked_in_reasonable_time():
-    rows = [part((row, 0), (1, 4)) for row in range(4096)]
-    check(index((4096, 4), *rows))
 
 
 def test_what_several_ranks_wrote_is_one_index():

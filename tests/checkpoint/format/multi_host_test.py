@@ -136,19 +136,6 @@ def test_only_the_newest_stay_on_every_host(tmp_path, write, on_ranks):
     }
 
 
-def test_what_is_not_json_is_told_to_all_at_once(tmp_path, write, on_ranks):
-    def one(group):
-        said = {"lr": np.float32(1)}
-        return write(
-            tmp_path / str(group.rank), [], group, placement=HostPlacement([[0], [1]]), flags=said, deadline=20.0
-        )
-
-    found = on_ranks(2, one)
-    assert [type(error) for error in found] == [CheckpointError] * 2
-    assert "rank 0: TypeError('Object of type float32 is not JSON serializable')" in str(found[1])
-    assert [newest(tmp_path / str(rank)) for rank in range(2)] == [[], []]
-
-
 def test_all_that_is_said_has_the_deadline(tmp_path, write):
     deadlines = set()
 

@@ -37,7 +37,7 @@ def test_ranks_write_one_and_read_it(write, on_ranks, tmp_path, storage):
     assert checkpoint.read("w").tobytes() == np.concatenate([LARGE, LARGE + 1]).tobytes()
     checkpoint.verify()
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
-    assert {"create", "sync_directory", "rename", "remove", "open", "entries"} <= storage.calls
+    assert {"create", "sync_directory", "rename", "open", "entries"} <= storage.calls
 
 
 def test_the_newest_stay_and_damaged_ones_are_set_aside(write, storage):

@@ -65,21 +65,9 @@ def test_blocks_are_named_by_their_slices(tmp_path):
     assert [part.key for part in index.tensors["w"].parts] == ["w[0:2,0:3]", "w[2:4,0:3]"]
 
 
-def test_who_has_nothing_writes_nothing(tmp_path):
-    index = write_shard(tmp_path, 1, [])
-    assert (index.shards, index.tensors) == ({}, {})
-    assert not list(tmp_path.iterdir())
-
-
 def test_keys_are_one_blocks(tmp_path):
     with pytest.raises(ValueError, match="Parts must have unique keys. Received twice: a"):
         write_shard(tmp_path, 0, [Part.full(name, np.ones(2)) for name in "aba"])
-
-
-def test_another_file_is_never_written_over(tmp_path):
-    (tmp_path / shard_name(0)).write_text("somebody's")
-    with pytest.raises(FileExistsError, match=shard_name(0)):
-        write_shard(tmp_path, 0, [Part.full("a", np.ones(2))])
 
 
 def test_other_threads_run_while_it_writes(tmp_path):

@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.data.formats.writing import example, write_image, write_records
+from tests.data.formats.writing import COLORS, example, write_image, write_records
 from tests.data.reading import everything
 from tfdist.data import Pipeline, load
 from tfdist.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Twelve images of three classes, four each."""
+    for name, channel in COLORS.items():
+        for number in range(4):
+            write_image(tmp_path / "colors" / name / f"{number}.png", channel, 10 * number)
+    return tmp_path / "colors"
 
 
 def test_folders_are_classes_in_sorted_order(folder):
@@ -24,10 +33,6 @@ def test_folders_are_classes_in_sorted_order(folder):
     np.testing.assert_array_equal(y, np.repeat([0, 1, 2], 4))
     np.testing.assert_array_equal(x.max(axis=(1, 2)).argmax(axis=1), np.repeat([2, 1, 0], 4))
     np.testing.assert_allclose(x.max(axis=(1, 2, 3)), np.tile([255, 245, 235, 225], 3) / np.float32(255))
-
-
-def test_a_relative_folder_is_looked_for_in_data_dir(folder):
-    assert load("images:colors", data_dir=str(folder.parent)).train.size == 12
 
 
 def test_the_checksum_is_of_the_names_in_the_folder(folder, tmp_path):
@@ -141,15 +146,6 @@ def test_a_later_image_is_explained_when_it_is_read(folder):
     assert f"{folder / 'red' / '2.png'} of 9 x 9 pixels, and others of 6 x 8" in message
     (folder / "green" / "3.png").unlink()
     assert "green/3.png: No such file" in str(source.map(lambda x, y: (x, y)).explain(ValueError()))
-
-
-def test_batches_do_not_depend_on_the_number_of_replicas(folder):
-    source = load(f"images:{folder}(validation_split=0.25)").train
-    whole = list(Pipeline(source, 5, seed=3).dataset([0], 1).take(4).as_numpy_iterator())
-    parts = list(Pipeline(source, 5, seed=3).dataset([0, 1], 2).take(8).as_numpy_iterator())
-    for step, (x, y) in enumerate(whole):
-        np.testing.assert_array_equal(np.concatenate([parts[2 * step][0], parts[2 * step + 1][0]]), x)
-        np.testing.assert_array_equal(np.concatenate([parts[2 * step][1], parts[2 * step + 1][1]]), y)
 
 
 def test_images_without_classes(folder):

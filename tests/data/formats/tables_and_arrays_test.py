@@ -9,7 +9,7 @@ import pytest
 
 from tests.data.reading import everything
 from tfdist.data import load
-from tfdist.data.csv_table import _make_table
+from tfdist.data.array_files import _make_table
 from tfdist.errors import InputError
 
 FLOWERS = """

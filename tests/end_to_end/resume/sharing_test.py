@@ -137,8 +137,9 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
         def __init__(self, strategy):
             self.group = strategy.group
 
-        def all_gather(self, data):
-            return {rank: np.array(each, np.uint8) for rank, each in enumerate(self.group.gather("all", data.tolist()))}
+        def send(self, data, process):
+            sent = self.group.gather("sent", [data.tolist(), process])
+            return {rank: np.array(each, np.uint8) for rank, (each, _) in enumerate(sent)}
 
     written = replication._write_piece
 
@@ -168,13 +169,12 @@ def test_two_good_commits_of_one_step_are_not_one(tmp_path, monkeypatch) -> None
     assert found == [["step-000000020"]] * 2
 
 
-def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path) -> None:
+def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path, monkeypatch) -> None:
     (tmp_path / "host1").write_text("a file")
+    monkeypatch.setattr(replication, "can_transfer", lambda strategy: True)
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
-        assert (
-            list(pool.map(lambda g: replication._hosts_or_processes(g, tmp_path / f"host{g.rank}"), joined))
-            == [[[0], [1]]] * 2
-        )
+        found = list(pool.map(lambda g: replication.share(Strategy(g), tmp_path / f"host{g.rank}"), joined))
+    assert found == [[]] * 2
 
 
 def test_a_strategy_without_collectives_between_processes_is_refused(mesh2x2) -> None:

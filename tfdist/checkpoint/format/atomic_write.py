@@ -1,13 +1,15 @@
 """Writes a checkpoint from all processes, atomically.
 
-Rank 0 creates a partial directory, every rank writes its shard and its index there, and rank 0 writes the manifest and
-renames the directory. Without a directory shared by all ranks, the first rank of each host does the work of rank 0 there.
+Rank 0 creates a partial directory, every rank writes its shard there and sends its index to the others, and rank 0 writes the
+manifest and renames the directory. Without a directory shared by all ranks, the first rank of each host does the work of rank 0
+there.
 """
 
 import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,16 +31,12 @@ _MAX_ERRORS = 3  # number of ranks whose errors are in a message
 
 @dataclasses.dataclass(frozen=True)
 class HostPlacement:
-    """The placement of a checkpoint's files on hosts without a shared directory.
+    """The placement of a checkpoint's files on hosts without a shared directory."""
 
-    Attributes:
-      hosts: for each directory, the ranks that share it, in order; the directory of rank 0 is first.
-      replicated_parts: on the first rank of a host, the replicated parts.
-      copies: contents of the files of ranks on other hosts that this rank writes, by rank; see `shard_bytes`.
-    """
-
+    # For each directory, the ranks that share it, in order; the directory of rank 0 is first.
     hosts: Sequence[Sequence[int]]
-    replicated_parts: Sequence[Part] = ()
+    replicated_parts: Sequence[Part] = ()  # on the first rank of a host, the replicated parts
+    # Contents of the files of ranks on other hosts that this rank writes, by rank; see `shard_bytes`.
     copies: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
@@ -49,34 +47,29 @@ def copy_holder(rank: int, hosts: Sequence[Sequence[int]]) -> int:
     return next_host[hosts[host_index].index(rank) % len(next_host)]
 
 
-class MultiHost:
-    """Writes from ranks that do not share a directory; they exchange their indices through the group."""
+class _Writer:
+    """Writes this rank's files; the ranks exchange the indices of their files through the group."""
 
-    def __init__(self, group: Group, placement: HostPlacement, flags: Json, values: Json):
-        self._group = group
+    def __init__(self, group: Group, partial: StoragePath, placement: HostPlacement, flags: Json, values: Json):
+        self._group, self._partial, self._placement = group, partial, placement
         self._metadata = {"flags": flags, "values": values} if group.rank == 0 else {}
-        self._placement = placement
-        self._first_ranks = [host[0] for host in placement.hosts]
+        self._host = next(host for host in placement.hosts if group.rank in host)
+        self.is_first = self._host[0] == group.rank  # does the work that is done once per directory
         self._text = ""  # indices of this rank's files, and rank 0's flags and values
-        self._texts: list[str] = []  # of all ranks
-        self._messages: list[Json] = []
+        self._messages: dict[int, Any] = {}  # of all ranks that have not departed
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank does the work that is done once per directory."""
-        return self._group.rank in self._first_ranks
-
-    def write(self, partial: StoragePath, parts: Sequence[Part]) -> None:
+    def write(self, parts: Sequence[Part]) -> None:
         """Writes this rank's files; the file of replicated parts has the number after those of the ranks.
 
         Raises:
           ValueError, TypeError: on rank 0, if flags or values are not JSON.
         """
         for rank, data in self._placement.copies.items():
-            files.write(partial / shard_name(rank), data.data)
+            files.write(self._partial / shard_name(rank), data.data)
         numbered_parts = ((self._group.rank, parts), (self._group.size, self._placement.replicated_parts))
         index, replicated_index = (
-            dataclasses.asdict(write_shard(partial, number, shard_parts)) for number, shard_parts in numbered_parts
+            dataclasses.asdict(write_shard(self._partial, number, shard_parts))
+            for number, shard_parts in numbered_parts
         )
         # Encoded here, because a failure in `exchange` would leave the other ranks waiting.
         self._text = json.dumps(self._metadata | {"own": index, "replicated": replicated_index})
@@ -86,34 +79,36 @@ class MultiHost:
 
         Not a stage: it fails on all ranks or on none, whereas a rank that fails in a stage reports it in another gather.
         """
-        self._texts = _gather_text(self._group, name, self._text, deadline)
+        texts = _gather_text(self._group, name, self._text, deadline)
+        if self.is_first:
+            self._messages = {rank: json.loads(text) for rank, text in enumerate(texts) if text}
 
-    def decode(self) -> None:
-        """Decodes the exchanged indices.
+    def check(self) -> None:
+        """Checks the files of the ranks that share this directory and, on rank 0, that replicated parts are equal.
 
         Raises:
-          ValueError: on rank 0, if parts that should be replicated differ between hosts.
+          ValueError: a file is missing or incomplete, or parts that should be replicated differ between hosts.
         """
-        self._messages = list(map(json.loads, self._texts))
-        if self._group.rank == 0:
-            for rank in self._first_ranks[1:]:
-                self._check_replicated_parts(rank)
+        for rank in filter(self._messages.__contains__, self._host):
+            for name, size in self._messages[rank]["own"]["shards"].items():
+                info = storage_of(self._partial).info(self._partial / name)
+                if info is None or info.size != size:
+                    raise ValueError(
+                        f"the part of rank {rank} is missing: {self._partial / name} does not have {size} bytes"
+                    )
+        expected = self._messages[0]["replicated"]["tensors"]
+        for rank in [host[0] for host in self._placement.hosts] if self._group.rank == 0 else []:
+            received = self._messages[rank]["replicated"]["tensors"]
+            mismatches = [name for name in {**expected, **received} if expected.get(name) != received.get(name)]
+            if mismatches:
+                raise ValueError(f"{mismatches[0]} on rank {rank} differs from that on rank 0, see --check_sync_every")
 
-    def _check_replicated_parts(self, rank: int) -> None:
-        expected, received = (self._messages[index]["replicated"]["tensors"] for index in (0, rank))
-        mismatches = [name for name in {**expected, **received} if expected.get(name) != received.get(name)]
-        if mismatches:
-            raise ValueError(f"{mismatches[0]} on rank {rank} differs from that on rank 0, see --check_sync_every")
-
-    def content(self) -> tuple[Index, Json, Json]:
-        """Returns the index of all files, and rank 0's flags and values."""
-        metadata = self._messages[0]
-        indices = [metadata["replicated"], *(message["own"] for message in self._messages)]
-        return (
-            merge_indices(parse(Index, index, "an index") for index in indices),
-            metadata["flags"],
-            metadata["values"],
-        )
+    def content(self, step: int, seed: int) -> manifest.Manifest:
+        """Returns the manifest of all files."""
+        indices = [self._messages[0]["replicated"], *(message["own"] for message in self._messages.values())]
+        index = merge_indices(parse(Index, index, "an index") for index in indices)
+        flags, values = self._messages[0]["flags"], self._messages[0]["values"]
+        return manifest.Manifest(index.shards, index.tensors, step, seed, flags, values)
 
 
 def _gather_text(group: Group, name: str, text: str, deadline: float) -> list[str]:
@@ -173,8 +168,7 @@ def commit(
     home = path_of(directory)
     partial_path = checkpoint_directory.partial_path(home, step)
     final_path = home / checkpoint_directory.checkpoint_name(step)
-    multi_host = MultiHost(group, placement, flags, values) if placement else None
-    writer = multi_host or _SharedDirectory(group, partial_path, flags, values)
+    writer = _Writer(group, partial_path, placement or HostPlacement([range(group.size)]), dict(flags), values)
 
     def run(stage: str, action: Callable[[], object], takes_part: bool = True) -> None:
         """Runs a stage on the ranks that take part; returns when all have completed it, and reports failures to all."""
@@ -191,17 +185,14 @@ def commit(
             raise CheckpointError(_message(noun, final_path.name, failures)) from failure
 
     def publish() -> None:
-        index, shared_flags, shared_values = writer.content()
-        content = manifest.Manifest(index.shards, index.tensors, step, seed, dict(shared_flags), shared_values)
-        files.write(partial_path / manifest.NAME, manifest.dump(content))
+        files.write(partial_path / manifest.NAME, manifest.dump(writer.content(step, seed)))
         checkpoint_directory.publish(partial_path, final_path)
 
     try:
         run("begin", lambda: checkpoint_directory.make_partial(home, step), writer.is_first)
-        run("shards", lambda: writer.write(partial_path, parts))
-        if multi_host:
-            multi_host.exchange(f"{noun} {final_path.name} index", deadline)
-            run("indices", multi_host.decode)
+        run("shards", lambda: writer.write(parts))
+        writer.exchange(f"{noun} {final_path.name} index", deadline)
+        run("indices", writer.check, writer.is_first)
         run("manifest", publish, writer.is_first)
         # After the publication in all directories.
         run("prune", lambda: checkpoint_directory.prune(home, keep, final_path, keep_steps), writer.is_first)
@@ -211,43 +202,6 @@ def commit(
                 storage_of(partial_path).remove_directory(partial_path)
         raise
     return final_path
-
-
-class _SharedDirectory:
-    """Writes from ranks that share a directory, with their indices as files in it."""
-
-    def __init__(self, group: Group, partial: StoragePath, flags: Json, values: Json):
-        self._group, self._partial, self._flags, self._values = group, partial, flags, values
-        self.is_first = group.rank == 0
-
-    def write(self, partial: StoragePath, parts: Sequence[Part]) -> None:
-        index = write_shard(partial, self._group.rank, parts)
-        files.write(_index_file(partial, self._group.rank), manifest.seal(dataclasses.asdict(index)))
-
-    def content(self) -> tuple[Index, Json, Json]:
-        return _merge_index_files(self._partial, self._group), self._flags, self._values
-
-
-def _index_file(partial: StoragePath, rank: int) -> StoragePath:
-    return partial / f"index-{rank:05d}.json"
-
-
-def _merge_index_files(partial: StoragePath, group: Group) -> Index:
-    storage, index_files = storage_of(partial), []
-    for rank in range(group.size):
-        file = _index_file(partial, rank)
-        if storage.exists(file):
-            index_files.append(file)
-        elif rank not in group.departed_members:
-            raise FileNotFoundError(f"the part of rank {rank} is missing: there is no {file}")
-    index = merge_indices(parse(Index, manifest.unseal(files.read(file)), "an index") for file in index_files)
-    for name, expected_size in index.shards.items():
-        info = storage.info(partial / name)
-        if info is None or info.size != expected_size:
-            raise ValueError(f"{partial / name} does not have {expected_size} bytes")
-    for file in index_files:
-        storage.remove(file)
-    return index
 
 
 def _error_text(error: Exception) -> str:

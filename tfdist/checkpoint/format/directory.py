@@ -115,11 +115,7 @@ def _warn(path: StoragePath, reason: str) -> None:
 
 
 def make_partial(directory: StoragePath, step: int) -> StoragePath:
-    """Creates an empty directory to write a step's checkpoint, and removes the remains of killed processes.
-
-    Raises:
-      OSError: as raised by the storage.
-    """
+    """Creates an empty directory to write a step's checkpoint, and removes the remains of killed processes."""
     storage = storage_of(directory)
     storage.make_directory(directory)
     clean_partial(directory)
@@ -131,16 +127,9 @@ def make_partial(directory: StoragePath, step: int) -> StoragePath:
 
 
 def publish(source: StoragePath, final: StoragePath) -> None:
-    """Renames a complete checkpoint to its final name, replacing an existing one.
+    """Renames a complete checkpoint, whose files are durable, within its directory, replacing an existing one.
 
     Logs a warning if the replaced checkpoint cannot be removed.
-
-    Args:
-      source: directory with all files, which must be durable.
-      final: final name, in the same parent directory.
-
-    Raises:
-      OSError: as raised by the storage.
     """
     storage = storage_of(final)
     storage.sync_directory(source)
@@ -162,16 +151,9 @@ def publish(source: StoragePath, final: StoragePath) -> None:
 
 
 def prune(directory: StoragePath, keep: int, latest: StoragePath, keep_steps: Collection[int] = ()) -> None:
-    """Removes all but the newest checkpoints; logs a warning about those that cannot be removed.
+    """Removes all but the `keep` newest checkpoints, the one just written, `latest`, and those of `keep_steps`.
 
-    Args:
-      directory: directory of checkpoints.
-      keep: number of checkpoints to keep.
-      latest: the checkpoint that was just written, which is always kept.
-      keep_steps: steps of further checkpoints to keep.
-
-    Raises:
-      OSError: the directory cannot be read.
+    Logs a warning about those that cannot be removed.
     """
     for path in newest(directory)[keep:]:
         if path != latest and step_of(path) not in keep_steps:
@@ -179,11 +161,7 @@ def prune(directory: StoragePath, keep: int, latest: StoragePath, keep_steps: Co
 
 
 def remove(path: StoragePath) -> None:
-    """Removes a checkpoint.
-
-    Raises:
-      OSError: as raised by the storage.
-    """
+    """Removes a checkpoint."""
     storage_of(path).remove_directory(_rename(path, _pruned_name(path)))
 
 
@@ -237,18 +215,14 @@ def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclu
         try:
             stack.enter_context(storage_of(path).lock(path, owner, exclusive=exclusive))
         except BlockingIOError as error:
-            raise _in_use_error(path, remedy) from error
+            holder = " ".join(storage_of(path).read(path).decode(errors="replace").split())
+            raise InputError(
+                f"Only one run at a time can write to a directory. Received: {path.parent}, which "
+                f"{holder or 'another process'} is using. Wait for it, end it, or {remedy}."
+            ) from error
         except OSError as error:
             raise NoLock(
                 f"The directory of a run must support file locks. Received: {path}: {error.strerror}. "
                 f"{remedy[0].upper()}{remedy[1:]}."
             ) from error
         yield
-
-
-def _in_use_error(path: StoragePath, remedy: str) -> InputError:
-    holder = " ".join(storage_of(path).read(path).decode(errors="replace").split())
-    return InputError(
-        f"Only one run at a time can write to a directory. Received: {path.parent}, which "
-        f"{holder or 'another process'} is using. Wait for it, end it, or {remedy}."
-    )

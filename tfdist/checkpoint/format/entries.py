@@ -19,36 +19,22 @@ _MAX_AXES = 32  # supported by every version of NumPy
 
 @dataclasses.dataclass(frozen=True)
 class PartEntry:
-    """A block of a tensor and its location.
+    """A block of a tensor and its location."""
 
-    Attributes:
-      file: name of the shard in the checkpoint's directory.
-      key: name of the block in the shard.
-      offset: start of the block in the tensor, in elements along each axis.
-      shape: shape of the block.
-      sha256: hash of each piece of `files.PIECE` bytes of the block, in hexadecimal.
-    """
-
-    file: str
-    key: str
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-    sha256: tuple[str, ...]
+    file: str  # name of the shard in the checkpoint's directory
+    key: str  # name of the block in the shard
+    offset: tuple[int, ...]  # start of the block in the tensor, in elements along each axis
+    shape: tuple[int, ...]  # shape of the block
+    sha256: tuple[str, ...]  # hash of each piece of `files.PIECE` bytes of the block, in hexadecimal
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorEntry:
-    """Metadata of a tensor.
+    """Metadata of a tensor."""
 
-    Attributes:
-      dtype: a key of `files.DTYPES`.
-      shape: shape of the complete tensor.
-      parts: blocks, ordered by offset, which tile the tensor.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    parts: tuple[PartEntry, ...]
+    dtype: str  # a key of `files.DTYPES`
+    shape: tuple[int, ...]  # shape of the complete tensor
+    parts: tuple[PartEntry, ...]  # blocks, ordered by offset, which tile the tensor
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -62,15 +48,10 @@ class TensorEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """The shards of one or all processes, and the tensors whose blocks they contain.
+    """The shards of one or all processes, and the tensors whose blocks they contain."""
 
-    Attributes:
-      shards: size in bytes by file name.
-      tensors: tensors by name.
-    """
-
-    shards: Mapping[str, int]
-    tensors: Mapping[str, TensorEntry]
+    shards: Mapping[str, int]  # size in bytes by file name
+    tensors: Mapping[str, TensorEntry]  # tensors by name
 
     def blocks(self) -> Iterator[tuple[TensorEntry, PartEntry]]:
         """Yields every block with its tensor."""

@@ -50,11 +50,7 @@ CHUNK = 1 << 18  # bytes hashed and written at a time, while they are in the pro
 
 
 def write(path: StoragePath, data: bytes | memoryview) -> None:
-    """Creates a durable file.
-
-    Raises:
-      OSError: as raised by the storage.
-    """
+    """Creates a durable file."""
     with storage_of(path).create(path) as file:
         file.write(data, 0)
 
@@ -87,11 +83,7 @@ def _translate_errors(path: StoragePath) -> Iterator[None]:
 
 
 def read(path: StoragePath) -> bytes:
-    """Returns the contents of a file.
-
-    Raises:
-      CorruptCheckpointError, CheckpointError: see `open_file`.
-    """
+    """Returns the contents of a file; see `open_file` for errors."""
     with _translate_errors(path):
         return storage_of(path).read(path)
 
@@ -102,27 +94,15 @@ def is_known(dtype: np.dtype) -> bool:
 
 
 class Piece(NamedTuple):
-    """A range of a file with one hash.
+    """A range of a file with one hash."""
 
-    Attributes:
-      position: position in the file.
-      size: number of bytes, at most `PIECE`.
-      memory: source or destination of the bytes; None to discard them.
-    """
-
-    position: int
-    size: int
-    memory: memoryview | None
+    position: int  # position in the file
+    size: int  # number of bytes, at most `PIECE`
+    memory: memoryview | None  # source or destination of the bytes; None to discard them
 
 
 def pieces(position: int, size: int, values: np.ndarray | None = None) -> list[Piece]:
-    """Splits a block into pieces.
-
-    Args:
-      position: position of the block in the file.
-      size: size of the block in bytes.
-      values: the block, C-contiguous; None if it is not in memory.
-    """
+    """Splits a block of a file into pieces; `values` is the block, C-contiguous, or None if it is not in memory."""
     memory = None if values is None else values.reshape(-1).view(np.uint8).data
     return [
         Piece(position + start, min(PIECE, size - start), None if memory is None else memory[start : start + PIECE])
@@ -136,11 +116,7 @@ def piece_count(size: int) -> int:
 
 
 def write_hashed(file: NewFile, file_pieces: Sequence[Piece], threads: int) -> list[str]:
-    """Writes pieces of a file; returns the SHA-256 of each in hexadecimal.
-
-    Raises:
-      OSError: as raised by the storage; the remaining pieces are not written.
-    """
+    """Writes pieces of a file, until one fails; returns the SHA-256 of each in hexadecimal."""
     return _map(threads, functools.partial(_write, file), file_pieces)
 
 
@@ -148,7 +124,6 @@ def read_hashed(file: StoredFile, file_pieces: Sequence[Piece], threads: int) ->
     """Reads pieces of a file, into their memory if given; returns the SHA-256 of each in hexadecimal.
 
     Raises:
-      OSError: as raised by the storage.
       EOFError: the file is too short.
     """
     return _map(threads, functools.partial(_read, file), file_pieces)

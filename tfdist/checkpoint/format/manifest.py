@@ -20,21 +20,13 @@ NAME = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest(Index):
-    """Contents of a manifest: an index and more values.
+    """Contents of a manifest: an index and more values."""
 
-    Attributes:
-      step: number of completed updates.
-      seed: seed of the run.
-      flags: resolved flags of the run by name.
-      values: state other than tensors.
-      version: version of the format.
-    """
-
-    step: int
-    seed: int
-    flags: Mapping[str, Json]
-    values: Json
-    version: int = VERSION
+    step: int  # number of completed updates
+    seed: int  # seed of the run
+    flags: Mapping[str, Json]  # resolved flags of the run by name
+    values: Json  # state other than tensors
+    version: int = VERSION  # version of the format
 
 
 def seal(content: Mapping[str, Json]) -> bytes:
@@ -80,11 +72,7 @@ def dump(manifest: Manifest) -> bytes:
 
 
 def load(path: StoragePath, data: bytes) -> Manifest:
-    """Parses the bytes of `manifest.json`.
-
-    Args:
-      path: path of the file, for messages.
-      data: contents of the file.
+    """Parses the contents of `manifest.json`, whose path is for messages.
 
     Raises:
       CorruptCheckpointError: the bytes are not a result of `dump`.

@@ -4,8 +4,8 @@ import contextlib
 import hashlib
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,23 +27,13 @@ class _Block(NamedTuple):
     size: int
     destination: np.ndarray | None
 
-    @property
-    def file(self) -> str:
-        return self.part.file
-
 
 class LocalFiles(NamedTuple):
-    """The files of a checkpoint in one directory.
+    """The files of a checkpoint in one directory."""
 
-    Attributes:
-      manifest_hash: SHA-256 of the manifest's bytes, in hexadecimal.
-      sizes: size in bytes of all files of the checkpoint, by name; the manifest is the last.
-      intact_names: names of the files that exist and are intact.
-    """
-
-    manifest_hash: str
-    sizes: dict[str, int]
-    intact_names: list[str]
+    manifest_hash: str  # SHA-256 of the manifest's bytes, in hexadecimal
+    sizes: dict[str, int]  # size in bytes of all files of the checkpoint, by name; the manifest is the last
+    intact_names: list[str]  # names of the files that exist and are intact
 
 
 class Checkpoint:
@@ -112,7 +102,7 @@ class Checkpoint:
     def _is_intact(self, name: str) -> bool:
         try:
             _check_shard(self.path / name, self._plans[name])
-            self._check_blocks([block for block in self._blocks() if block.file == name])
+            self._check_blocks([block for block in self._blocks() if block.part.file == name])
         except CheckpointError:
             return False
         return True
@@ -128,12 +118,7 @@ class Checkpoint:
         return self.read_block(name, (0,) * len(shape), shape)
 
     def read_block(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """Returns a block of a tensor; reads all stored blocks that overlap it.
-
-        Args:
-          name: name of the tensor.
-          offset: start of the block, in elements along each axis.
-          shape: shape of the block.
+        """Returns a block of a tensor, whose offset is in elements along each axis; reads all stored blocks that overlap it.
 
         Raises:
           CorruptCheckpointError: one of the stored blocks is corrupted.
@@ -164,21 +149,19 @@ class Checkpoint:
         return values
 
     def verify(self) -> None:
-        """Verifies the bytes of all tensors that have not been read, in constant memory.
-
-        Raises:
-          CorruptCheckpointError, CheckpointError: see `read`.
-        """
-        self._check_blocks(
-            [block for block in self._blocks() if (block.file, block.part.key) not in self._verified_blocks]
-        )
+        """Verifies the bytes of all tensors that have not been read, in constant memory; see `read` for errors."""
+        verified = self._verified_blocks
+        self._check_blocks([block for block in self._blocks() if (block.part.file, block.part.key) not in verified])
 
     def _blocks(self) -> list[_Block]:
         return [_Block(part, tensor.size_of(part), None) for tensor in self.tensors.values() for part in tensor.parts]
 
     def _check_blocks(self, blocks: Sequence[_Block]) -> None:
-        for file, file_blocks in itertools.groupby(sorted(blocks, key=attrgetter("file")), attrgetter("file")):
-            self._check_file(file, list(file_blocks))
+        blocks_by_file: dict[str, list[_Block]] = defaultdict(list)
+        for block in blocks:
+            blocks_by_file[block.part.file].append(block)
+        for file in sorted(blocks_by_file):
+            self._check_file(file, blocks_by_file[file])
 
     def _check_file(self, file: str, blocks: Sequence[_Block]) -> None:
         path, positions = self.path / file, self._plans[file].positions

@@ -22,19 +22,12 @@ THREADS = 2  # for hashing and writing during training
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A block of one tensor in one process. The blocks of all processes tile the tensor.
+    """A block of one tensor in one process. The blocks of all processes tile the tensor."""
 
-    Attributes:
-      name: name of the tensor, unique in the checkpoint.
-      shape: shape of the complete tensor.
-      offset: start of the block, in elements along each axis.
-      values: the block, C-contiguous, with a dtype of `files.DTYPES`. Must not be modified afterwards.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    values: np.ndarray
+    name: str  # name of the tensor, unique in the checkpoint
+    shape: tuple[int, ...]  # shape of the complete tensor
+    offset: tuple[int, ...]  # start of the block, in elements along each axis
+    values: np.ndarray  # the block, C-contiguous, with a dtype of `files.DTYPES`. Must not be modified afterwards.
 
     @classmethod
     def full(cls, name: str, values: np.ndarray) -> "Part":
@@ -56,17 +49,11 @@ class Part:
 
 
 class ShardPlan(NamedTuple):
-    """The layout of one shard.
+    """The layout of one shard."""
 
-    Attributes:
-      header: first bytes of the file.
-      positions: positions of the blocks in the file, by key.
-      size: size of the file in bytes.
-    """
-
-    header: bytes
-    positions: Mapping[str, int]
-    size: int
+    header: bytes  # first bytes of the file
+    positions: Mapping[str, int]  # positions of the blocks in the file, by key
+    size: int  # size of the file in bytes
 
 
 class _Block(NamedTuple):
@@ -102,18 +89,9 @@ def _plan(blocks: Mapping[str, _Block]) -> ShardPlan:
 
 
 def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Index:
-    """Writes the blocks of one process to disk, if it has any.
-
-    Args:
-      directory: directory of the file.
-      rank: rank of the process.
-      parts: blocks with different names or offsets.
-
-    Returns:
-      Index of the shard; empty without parts.
+    """Writes the blocks of one process to disk, if it has any; returns the index of the shard.
 
     Raises:
-      OSError: writing failed; the file is incomplete.
       ValueError: two blocks have the same key.
     """
     if not parts:
@@ -124,8 +102,11 @@ def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Ind
     file = shard_name(rank)
     plan = _plan(_blocks(parts))
     hashes = _write(directory / file, plan, parts)
-    tensors = merge_indices([Index({}, {part.name: _entry(file, part, hashes[part.key])}) for part in parts]).tensors
-    return Index({file: plan.size}, tensors)
+    indices = []
+    for part in parts:
+        entry = PartEntry(file, part.key, part.offset, part.values.shape, hashes[part.key])
+        indices.append(Index({}, {part.name: TensorEntry(part.values.dtype.name, part.shape, (entry,))}))
+    return Index({file: plan.size}, merge_indices(indices).tensors)
 
 
 def shard_bytes(parts: Sequence[Part]) -> np.ndarray:
@@ -143,11 +124,6 @@ def shard_bytes(parts: Sequence[Part]) -> np.ndarray:
 
 def _blocks(parts: Sequence[Part]) -> dict[str, _Block]:
     return {part.key: _Block(part.values.dtype.name, part.values.shape, part.values.nbytes) for part in parts}
-
-
-def _entry(file: str, part: Part, sha256: tuple[str, ...]) -> TensorEntry:
-    entry = PartEntry(file, part.key, part.offset, part.values.shape, sha256)
-    return TensorEntry(part.values.dtype.name, part.shape, (entry,))
 
 
 def _write(path: StoragePath, plan: ShardPlan, parts: Sequence[Part]) -> dict[str, tuple[str, ...]]:
