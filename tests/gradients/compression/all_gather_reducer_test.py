@@ -18,7 +18,6 @@ METHODS = [
     "bf16",
     "int8(block=64)",
     "int8(bits=4,stochastic=True)",
-    "int8(symmetric=False)",
     "onebit",
     "terngrad(clip=2.5)",
     "qsgd",

@@ -23,8 +23,7 @@ def estimates(x, rows, columns, seed):
     blocks = -(-len(x) // columns)
     bits = tf.stack([sign_bits(blocks, columns, tf.constant([seed, row])) for row in range(rows)])
     offsets = tf.random.stateless_uniform([rows, blocks], [seed, rows], 0, columns, tf.int32)
-    tables = _sketch(len(x), rows, columns, tf.constant(x), bits, offsets)
-    return _estimates(len(x), rows, columns, tables, bits, offsets).numpy()
+    return _estimates(len(x), _sketch(tf.constant(x), bits, offsets), bits, offsets).numpy()
 
 
 def test_one_row_is_unbiased_within_a_confidence_interval_and_its_variance_is_that_of_the_paper():
