@@ -23,7 +23,6 @@ from tests.synchronization.linear_regression import (
 from tfdist import keras_internals
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import LossScale
-from tfdist.synchronization.exchange import outer_optimizer
 
 
 @pytest.mark.parametrize("sync", ["local_sgd(period=1)", "post_local_sgd(warmup_steps=3, period=1)"])
@@ -129,11 +128,6 @@ def test_a_reset_restores_initial_values_other_than_zero(mirrored3):
 def test_state_that_begins_as_a_copy_of_the_weights_cannot_be_reset(sync, mirrored3):
     with pytest.raises(InputError, match="at constants. Received: ScheduleFreeAdamW, .* Use a new optimizer"):
         trained(mirrored3, sync, steps=1, optimizer="schedulefreeadamw")
-
-
-def test_an_outer_optimizer_that_accumulates_gradients_is_refused():
-    with pytest.raises(InputError, match="must update the weights in each exchange. Received: outer=sgd"):
-        outer_optimizer("sgd(learning_rate=0.5, gradient_accumulation_steps=2)")
 
 
 @pytest.mark.parametrize("sync", ["diloco", "fedavg"])

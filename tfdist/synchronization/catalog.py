@@ -1,10 +1,10 @@
 """Creates the weight synchronizer that `--sync` selects."""
 
-from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 
-from tfdist.config.sync import EASGD, DiLoCo, FedAvg, HierarchicalLocalSGD, LocalSGD, PostLocalSGD, Sync
+from tfdist.config.sync import EASGD, FedAvg, HierarchicalLocalSGD, LocalSGD, Sync
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip
@@ -19,14 +19,6 @@ from tfdist.synchronization.interface import WeightSynchronizer
 from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSynchronizer
 from tfdist.synchronization.server_updates import ServerSynchronizer
 from tfdist.synchronization.streaming import StreamingSynchronizer
-
-_SYNCHRONIZERS: Mapping[type[Sync], Callable[..., WeightSynchronizer]] = {
-    LocalSGD: PeriodicSynchronizer,
-    PostLocalSGD: PeriodicSynchronizer,
-    HierarchicalLocalSGD: HierarchicalSynchronizer,
-    DiLoCo: PeriodicSynchronizer,
-    EASGD: ElasticSynchronizer,
-}
 
 
 def make_synchronizer(
@@ -53,12 +45,12 @@ def make_synchronizer(
             "Replicas that train locally cannot normalize over all replicas. Received: "
             f"sync={sync} and {normalization_layers[0].path}. Use --batch_norm=local, or --sync=every_step."
         )
-    weights = list(model.trainable_variables)
+    weights, create_reducer = list(model.trainable_variables), lambda specs: compression.reducer(specs, {}, ())
     if isinstance(sync, FedAvg):
         specs = round_specs(weights)
-        reduction = Reduction(compression.reducer(specs, {}, ()), specs, store, "exchange/")
-        return FederatedSynchronizer(sync, model, strategy, reduction)
+        return FederatedSynchronizer(sync, model, strategy, Reduction(create_reducer(specs), specs, store, "exchange/"))
     if isinstance(sync, LocalSGD) and not sync.is_blocking:
-        return StreamingSynchronizer(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)
-    reducer = compression.reducer(tensor_specs(weights), {}, ())
-    return _SYNCHRONIZERS[type(sync)](sync, model, strategy, reducer, store)
+        return StreamingSynchronizer(sync, model, strategy, create_reducer, store)
+    kinds: Any = {EASGD: ElasticSynchronizer, HierarchicalLocalSGD: HierarchicalSynchronizer}
+    kind = kinds.get(type(sync), PeriodicSynchronizer)
+    return kind(sync, model, strategy, create_reducer(tensor_specs(weights)), store)

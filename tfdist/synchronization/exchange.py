@@ -106,8 +106,7 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
     """Creates the outer optimizer that `text` describes, or returns None for an empty text.
 
     Raises:
-      InputError: the optimizer or an argument is unknown, or it accumulates gradients, or its state is initialized with a
-        copy of the weights.
+      InputError: the optimizer or an argument is unknown, or its state is initialized with a copy of the weights.
     """
     if not text:
         return None
@@ -116,11 +115,6 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
         raise InputError(
             "The state of an outer optimizer cannot begin as a copy of the weights, which it receives later. Received: "
             f"outer={text}. Use another optimizer, such as adam."
-        )
-    if optimizer.gradient_accumulation_steps:
-        raise InputError(
-            f"An outer optimizer must update the weights in each exchange. Received: outer={text}. Leave out "
-            "gradient_accumulation_steps, and use a longer period."
         )
     return optimizer
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -42,48 +42,29 @@ from tfdist.synchronization.periodic import check_resumable
 _T = TypeVar("_T")
 
 
-class BackgroundCall(Generic[_T]):
-    """A function call in a background thread, with its result or error.
+def call_in_background(function: Callable[[], _T], started: threading.Event) -> concurrent.futures.Future[_T]:
+    """Calls a function in a thread; returns when it has set `started`, because it may run concurrently with other calls.
 
     The thread is a daemon, unlike those of `concurrent.futures`: a call that waits for a lost process must not prevent this
     process from exiting.
     """
+    future: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
-    def __init__(self, function: Callable[[], _T], started: threading.Event, *, in_background: bool):
-        """Calls the function.
-
-        Args:
-          function: function without arguments.
-          started: event that the function sets when it may run concurrently with other calls.
-          in_background: whether to call the function in a thread, and to return after `started` is set.
-        """
-        self._function, self._started = function, started
-        self._future: concurrent.futures.Future[_T] = concurrent.futures.Future()
-        if in_background:
-            started.clear()
-            threading.Thread(target=self._run, name="tfdist-exchange", daemon=True).start()
-            started.wait()
-        else:
-            self._run()
-
-    def result(self) -> _T:
-        """Waits for the call and returns its result, or raises its error."""
-        return self._future.result()
-
-    def wait(self, seconds: float) -> None:
-        """Waits until the call has ended, for at most this time."""
-        concurrent.futures.wait([self._future], seconds)
-
-    def _run(self) -> None:
+    def run() -> None:
         # `started` is set before the future: a caller that waits for the result may then start the next call, which shares it.
         try:
-            result = self._function()
+            result = function()
         except BaseException as error:
-            self._started.set()
-            self._future.set_exception(error)
+            started.set()
+            future.set_exception(error)
         else:
-            self._started.set()
-            self._future.set_result(result)
+            started.set()
+            future.set_result(result)
+
+    started.clear()
+    threading.Thread(target=run, name="tfdist-exchange", daemon=True).start()
+    started.wait()
+    return future
 
 
 # Each fragment of the weights is exchanged separately, in three parts: the message, the exchange, and the use of its result.
@@ -214,13 +195,13 @@ class _PendingExchange:
     Attributes:
       fragment: index of the fragment.
       step: step at which it was sent.
-      call: the exchange; None after the global weights were updated.
+      call: the exchange in the background; None after the global weights were updated.
       divergence: see `ExchangeResult`; set when the call has ended.
     """
 
     fragment: int
     step: int
-    call: BackgroundCall[ExchangeResult] | None = None
+    call: concurrent.futures.Future[ExchangeResult] | None = None
     divergence: float = 0.0
 
 
@@ -315,9 +296,11 @@ class StreamingSynchronizer(WeightSynchronizer):
     def settle(self) -> None:
         """See base class. Also updates the global weights."""
         if self._pending_exchange and self._pending_exchange.call:
-            result = self._pending_exchange.call.result()
-            self._pending_exchange.divergence = float(self._strategy.local(result.divergence)[0])
+            self._pending_exchange.divergence = self._divergence(self._pending_exchange.call.result())
             self._pending_exchange.call = None
+
+    def _divergence(self, result: ExchangeResult) -> float:
+        return float(self._strategy.local(result.divergence)[0])
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -325,7 +308,7 @@ class StreamingSynchronizer(WeightSynchronizer):
             yield
         except BaseException:
             if self._pending_exchange and self._pending_exchange.call:
-                self._pending_exchange.call.wait(_ENDING_SECONDS)
+                concurrent.futures.wait([self._pending_exchange.call], _ENDING_SECONDS)
             raise
         self.settle()
 
@@ -378,8 +361,11 @@ class StreamingSynchronizer(WeightSynchronizer):
         if is_first:
             assert fragment.recording is not None
             agree_on_plan(self._strategy.peers, fragment.recording.calls)
-        call = BackgroundCall(lambda: exchange(message), self._started, in_background=self._sync.overlap)
-        self._pending_exchange = _PendingExchange(number, step, call)
+        if self._sync.overlap:
+            call = call_in_background(lambda: exchange(message), self._started)
+            self._pending_exchange = _PendingExchange(number, step, call)
+        else:
+            self._pending_exchange = _PendingExchange(number, step, divergence=self._divergence(exchange(message)))
         self._send_steps[number] = step
 
     def _use_if_due(self, step: int) -> dict[str, float]:
