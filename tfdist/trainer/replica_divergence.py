@@ -45,22 +45,6 @@ class ObservingReducer(Reducer):
         return result
 
 
-def observing_probe(run_view: RunView, create: Callable[[Reducer], Observe]) -> Callable[[int], list[Any]]:
-    """Returns a function that runs a probe step with an observer of the current reducer, which `create` returns.
-
-    It maps the number of a step to a per-replica value for each entry of `observations`.
-    """
-    steps = run_view.steps
-
-    def compile_probe() -> Callable[[Any, tf.Tensor], Any]:
-        inner = steps.reducer()
-        reducer = ObservingReducer(inner, create(inner))
-        return steps.probe(run_view.batch_size, reducer, read=lambda: reducer.observations)
-
-    probe = CompiledProbe(steps, compile_probe)
-    return lambda step: probe.get()(run_view.batch(step), tf.constant(step, tf.int64))[2]
-
-
 _log = logging.getLogger(__name__)
 
 Copies = dict[str, dict[str, str]]  # {variable and block: {device or replica: hash}} of this process's copies
@@ -140,30 +124,6 @@ def _desync_message(step: int, block: str, owners: list[list[str]]) -> str:
     )
 
 
-class GradientNorms(Periodic):
-    """Periodically logs the norm of each reduced gradient by rank; different norms mean that the reduction is wrong."""
-
-    def __init__(self, run_view: RunView, period: int):
-        super().__init__(period)
-        self._steps = run_view.steps
-        self._probe = observing_probe(run_view, lambda reducer: _norms)
-
-    def inspect(self, step: int) -> dict[str, float]:
-        strategy = self._steps.strategy
-        local_norms = [[float(value) for value in strategy.local(norm)] for norm in self._probe(step)]
-        norms_by_rank = strategy.peers.gather("divergence/norms", local_norms, LONG_SECONDS)
-        if strategy.is_chief:
-            for i, spec in enumerate(self._steps.specs[:-1]):
-                norms = [f"{value:.9g}" for rank in norms_by_rank for value in rank[i]]
-                mark = "" if len(set(norms)) == 1 else "  DIFFERENT"
-                _log.info("step %d  gradient of %s  norm by replica: %s%s", step, spec.name, " ".join(norms), mark)
-        return {}
-
-
-def _norms(tensors: Any, state: Any, result: ReductionResult, collectives: Collectives, name: str) -> list[tf.Tensor]:
-    return [tf.norm(tf.cast(total, tf.float64)) for total in result.totals[:-1]]
-
-
 class CompressionErrorMonitor(Periodic):
     """Periodically compares compressed gradients with exact sums; disables compression where the error is too large.
 
@@ -177,16 +137,21 @@ class CompressionErrorMonitor(Periodic):
         super().__init__(period)
         self._steps = run_view.steps
         self._max_error = max_error
-        self._probe = observing_probe(
-            run_view, lambda reducer: error_observer(reducer, self._steps.specs, self._steps.compressed_names())
-        )
+        self._run_view = run_view
+        self._probe = CompiledProbe(self._steps, self._create_probe)
+
+    def _create_probe(self) -> Callable[[Any, tf.Tensor], Any]:
+        inner = self._steps.reducer()
+        observe = error_observer(inner, self._steps.specs, self._steps.compressed_names())
+        reducer = ObservingReducer(inner, observe)
+        return self._steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observations)
 
     def inspect(self, step: int) -> dict[str, float]:
         """See base class. Returns `compression_error` and `compression_cosine`, the worst values over all gradients."""
         compressed_names, strategy = self._steps.compressed_names(), self._steps.strategy
         if not compressed_names:
             return {}
-        observations = self._probe(step)
+        _, _, observations = self._probe.get()(self._run_view.batch(step), tf.constant(step, tf.int64))
         errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observations, strict=True))
         errors, cosines = strategy.peers.broadcast("guard", [errors, cosines], LONG_SECONDS)
         self._limit(step, dict(zip(compressed_names, errors, strict=True)))
