@@ -47,7 +47,7 @@ def test_a_layer_that_does_not_know_what_it_is_made_of():
         def get_config(self):
             raise NotImplementedError
 
-    assert [*program._settings("layer odd", Odd())] == [("layer odd: class", "Odd")]
+    assert [*program._settings("layer", Odd())] == [("layer odd: class", "Odd")]
 
 
 def test_own_modules_are_hashed_and_installed_ones_not(tmp_path, monkeypatch):

@@ -139,9 +139,8 @@ def test_labels_of_the_evaluation_are_refused_before_training(single):
         (iter([]), "A generator needs `validation_steps`"),
         ((X, None, Y), "`sample_weight` needs arrays `x` and `y`"),
         (([1, 2, 3], None), "`x` must be an array. Received: a list of int"),
-        ((np.full((8, 4), "a"), Y[:8]), "A model whose inputs are numbers takes no text. Received: x of strings"),
     ],
-    ids=["empty", "a list", "a path", "a generator", "weights", "numbers", "text"],
+    ids=["empty", "a list", "a path", "a generator", "weights", "numbers"],
 )
 def test_what_is_wrong_is_said_of_the_evaluation_data(data, message, single):
     with pytest.raises(InputError, match=f"^Evaluation data: {message}"):
@@ -151,11 +150,6 @@ def test_what_is_wrong_is_said_of_the_evaluation_data(data, message, single):
 def test_targets_that_are_none_are_none(single):
     with pytest.raises(InputError, match="^The loss needs targets, but the validation data has none"):
         fit(single, **SPARSE, validation_data=(X, None))
-
-
-def test_text_for_numbers_is_refused(single):
-    with pytest.raises(InputError, match="^A model whose inputs are numbers takes no text. Received: x of strings"):
-        fit(single, np.full((40, 4), "a"), **SPARSE)
 
 
 def test_inputs_may_be_an_attribute_of_a_model(single):

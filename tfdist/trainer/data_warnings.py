@@ -31,31 +31,10 @@ _EVALUATION_SITUATION = "evaluation is not finite"  # a situation detected in th
 
 
 def check_form(model: keras.Model, element_spec: Any) -> None:
-    """Raises `InputError` for text inputs, and for labels that do not fit the loss, before the model is built."""
-    _check_text(model, element_spec[0])
+    """Raises `InputError` for labels that do not fit the loss, before the model is built."""
     errors = [finding.text for finding in data_check.spec_findings(model, element_spec) if finding.is_error]
     if errors:
         raise InputError(errors[0])
-
-
-def _check_text(model: keras.Model, x: Any) -> None:
-    """Raises `InputError` for text, given a structure of `tf.TensorSpec`, if the inputs of the model are numbers."""
-    functional = keras_internals.functional_of(model)
-    inputs = functional.inputs if functional is not None else []
-    if not inputs or any(tensor.dtype == "string" for tensor in inputs):
-        return
-    parts = {tensor.name: x.get(tensor.name) for tensor in inputs} if isinstance(x, dict) else {"x": x}
-    text_inputs = [
-        name
-        for name, part in parts.items()
-        if any(s.dtype == tf.string for s in tf.nest.flatten(part) if s is not None)
-    ]
-    if text_inputs:
-        raise InputError(
-            f"A model whose inputs are numbers takes no text. Received: {text_inputs[0]} of strings. Convert it, for example "
-            "with keras.layers.TextVectorization or StringLookup in Dataset.map, or give the model a keras.Input of dtype "
-            "string."
-        )
 
 
 def dependence_of(
