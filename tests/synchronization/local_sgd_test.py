@@ -33,36 +33,6 @@ def test_an_exchange_after_every_step_of_plain_sgd_equals_sums_of_gradients(sync
     assert [r["loss"] for r in history.records] == pytest.approx([r["loss"] for r in of_reference.records], rel=1e-9)
 
 
-def test_an_outer_optimizer_that_takes_the_mean_is_local_sgd(mirrored3):
-    trainer, _ = trained(mirrored3, "diloco(period=3, outer='sgd(learning_rate=1.0)')")
-    reference, _ = trained(mirrored3, "local_sgd(period=3)")
-    assert_close(global_weights(trainer), global_weights(reference))
-    other, _ = trained(mirrored3, "diloco(period=3, outer='sgd(learning_rate=0.5)')")
-    with pytest.raises(AssertionError):
-        assert_close(global_weights(other), global_weights(reference))
-
-
-def test_replicas_differ_between_exchanges_and_agree_after_one(mirrored3):
-    trainer, _ = trained(mirrored3, "local_sgd(period=4)", steps=4)
-    kernel, _ = trainer.model.trainable_variables
-    first, *others = of_replicas(mirrored3, kernel)
-    assert all((first == other).all() for other in others)
-    trainer, history = trained(mirrored3, "local_sgd(period=4)", steps=5)
-    kernel, _ = trainer.model.trainable_variables
-    first, *others = of_replicas(mirrored3, kernel)
-    assert all((first != other).any() for other in others)
-    assert 0 < history.records[-1]["replica_divergence"] < 1
-
-
-def test_an_evaluation_uses_the_mean_of_the_weights(mirrored3):
-    trainer, _ = trained(mirrored3, "local_sgd(period=4)", steps=6)
-    kernel, bias = global_weights(trainer)
-    found = trainer.evaluate(X, Y)["loss"]
-    assert found == pytest.approx(np.mean((X @ kernel + bias - Y) ** 2), rel=1e-12)
-    assert trainer.predict(X, verbose=0) == pytest.approx(X @ kernel + bias, rel=1e-12)
-    assert trainer.evaluate(X, Y)["loss"] == found
-
-
 @pytest.mark.parametrize("state", ["local", "averaged", "reset"])
 def test_the_state_of_the_optimizer(state, mirrored3):
     with mirrored3.scope():

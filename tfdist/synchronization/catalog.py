@@ -13,12 +13,14 @@ from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
 from tfdist.synchronization.elastic_averaging import ElasticSynchronizer
-from tfdist.synchronization.exchange import tensor_specs
 from tfdist.synchronization.federated import FederatedSynchronizer, round_specs
 from tfdist.synchronization.interface import WeightSynchronizer
 from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSynchronizer
 from tfdist.synchronization.server_updates import ServerSynchronizer
 from tfdist.synchronization.streaming import StreamingSynchronizer
+
+# Those that are no `PeriodicSynchronizer`.
+_SYNCHRONIZERS: dict[type[Sync], Any] = {EASGD: ElasticSynchronizer, HierarchicalLocalSGD: HierarchicalSynchronizer}
 
 
 def make_synchronizer(
@@ -49,8 +51,6 @@ def make_synchronizer(
     if isinstance(sync, FedAvg):
         specs = round_specs(weights)
         return FederatedSynchronizer(sync, model, strategy, Reduction(create_reducer(specs), specs, store, "exchange/"))
-    if isinstance(sync, LocalSGD) and not sync.is_blocking:
-        return StreamingSynchronizer(sync, model, strategy, create_reducer, store)
-    kinds: Any = {EASGD: ElasticSynchronizer, HierarchicalLocalSGD: HierarchicalSynchronizer}
-    kind = kinds.get(type(sync), PeriodicSynchronizer)
-    return kind(sync, model, strategy, create_reducer(tensor_specs(weights)), store)
+    streams = isinstance(sync, LocalSGD) and not sync.is_blocking
+    kind = StreamingSynchronizer if streams else _SYNCHRONIZERS.get(type(sync), PeriodicSynchronizer)
+    return kind(sync, model, strategy, create_reducer, store)

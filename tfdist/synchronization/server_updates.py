@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -508,12 +508,8 @@ class TicketLoop:
         return itertools.chain([(batch, numbers)], batches)
 
 
-class _Inputs(NamedTuple):
-    """What a worker computes a ticket from: its batch, the indices of the examples, and the ids of table rows."""
-
-    batch: Any
-    numbers: tf.Tensor
-    ids: Sequence[np.ndarray]
+# What a worker computes a ticket from: its batch, the indices of the examples, and the ids of table rows.
+_Inputs = tuple[Any, tf.Tensor, Sequence[np.ndarray]]
 
 
 class TicketInputs:
@@ -535,7 +531,7 @@ class TicketInputs:
         batch, numbers = self._known_batches[ticket]
         if ticket not in self._known_ids:
             self._known_ids[ticket] = self._find_ids(batch)
-        return _Inputs(batch, numbers, self._known_ids[ticket])
+        return batch, numbers, self._known_ids[ticket]
 
     def keep(self, ticket: int, active_tickets: Sequence[int]) -> None:
         """Forgets the inputs before a ticket, except those of active ones, because a worker that computes one may be lost."""
