@@ -22,16 +22,6 @@ class Rounding(Reducer):
         return ReductionResult(totals, sent, [calls + 1 for calls in state], totals)
 
 
-def test_its_state_is_an_error_for_each_tensor_and_replica_then_the_inner_one():
-    specs = [tf.TensorSpec([2, 3], tf.float64, "a"), tf.TensorSpec([], tf.float32, "b")]
-    assert ErrorFeedback(Rounding()).state(specs) == [
-        State("a/error", (2, 3), tf.float64, True),
-        State("b/error", (), tf.float32, True),
-        State("a/calls", (), tf.int32, False),
-        State("b/calls", (), tf.int32, False),
-    ]
-
-
 def test_what_is_left_out_is_sent_later():
     feedback, error = ErrorFeedback(Rounding()), [tf.zeros([2]), tf.constant(0)]
     totals = []
@@ -59,12 +49,6 @@ def test_each_replica_keeps_its_own(mirrored4, bucketed):
         np.testing.assert_allclose(sent + kept, value.sum(0), atol=1e-5)
         assert np.abs(kept).max() <= 0.5
         assert len({one.tobytes() for one in kept}) == 4, "not the same on all"
-
-
-def test_around_an_exact_sum_it_hands_on_what_was_kept():
-    reduced = ErrorFeedback(Sum()).reduce([tf.constant([1.0])], [tf.constant([0.25])], OneReplica(), name="g")
-    assert float(reduced.totals[0][0]) == 1.25
-    np.testing.assert_array_equal(reduced.state[0], [0])
 
 
 def test_witnesses_and_shapes_are_the_inner_ones():

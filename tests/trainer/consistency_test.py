@@ -4,7 +4,6 @@ import sys
 
 import keras
 
-from tfdist.coordination import LocalGroup
 from tfdist.trainer import program
 
 
@@ -66,7 +65,3 @@ def test_own_modules_are_hashed_and_installed_ones_not(tmp_path, monkeypatch):
     program._hash.cache_clear()
     assert "of_alike_test.py (module of_alike_test)" not in program.code_hashes()
     sys.modules.pop("of_alike_test")
-
-
-def test_one_process_agrees_with_itself():
-    program.check_equal(LocalGroup(), network())

@@ -49,10 +49,6 @@ def fit(trainer, steps=12, callbacks=(), **checks):
     )
 
 
-def test_replicas_that_are_alike_go_on(mirrored2):
-    fit(make_trainer(mirrored2, compression="powersgd(rank=2)", compression_min_bytes=0), check_sync_every=5)
-
-
 def test_one_bit_of_a_slot(mirrored4, tmp_path, monkeypatch):
     trainer = make_trainer(mirrored4)
     progress_file.create(note := tmp_path / "note")

@@ -47,12 +47,6 @@ def test_equal_replicas_keep_the_even_allocation_despite_noise():
         assert speeds.counts == [21, 21, 21], seed
 
 
-def test_one_observation_changes_nothing():
-    speeds = ReplicaSpeeds.initial(0, 64, 2)
-    speeds.observe([1.0, 9.0])
-    assert speeds.propose() is None
-
-
 def test_an_outlier_changes_nothing():
     speeds = run(ReplicaSpeeds.initial(0, 64, 2), [Line(0.0, 1.0)] * 2, 2)
     speeds.observe([32.0, 900.0])

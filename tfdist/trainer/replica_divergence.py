@@ -20,28 +20,31 @@ from tfdist.errors import DesyncError
 from tfdist.gradients import Bucketed, Reducer, ReductionResult, Sum
 from tfdist.trainer.inspections import CompiledProbe, Periodic, RunView
 
-# (tensors, state, result, collectives, name) of a call of the reducer -> observations.
-Observe = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], ReductionResult, Collectives, str], list[Any]]
 
-
-class ObservingReducer(Reducer):
-    """Wraps a reducer and observes its calls.
+class ErrorObserver(Reducer):
+    """Wraps a reducer and observes the errors of its compressed sums.
 
     Attributes:
-      observations: tensors, or tuples of tensors, observed in the last call.
+      observations: for each compressed tensor of the last call, the relative error and the cosine, as scalars.
     """
 
-    def __init__(self, inner: Reducer, observe: Observe):
-        self._inner, self._observe = inner, observe
-        self.keeps_shapes = True
-        self.observations: list[Any] = []
+    keeps_shapes = True
+
+    def __init__(self, inner: Reducer, specs: Sequence[tf.TensorSpec], compressed_names: Sequence[str]):
+        self._inner, self._specs = inner, specs
+        self._indices = [i for i, spec in enumerate(specs) if spec.name in compressed_names]
+        self.observations: list[tuple[tf.Tensor, tf.Tensor]] = []
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         return self._inner.state(specs)
 
     def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> ReductionResult:
         result = self._inner.reduce(tensors, state, collectives, name=name)
-        self.observations = self._observe(tensors, state, result, collectives, name)
+        states = {spec.name: value for spec, value in zip(self.state(self._specs), state, strict=True)}
+        compensated_gradients = [tensors[i] + states.get(f"{self._specs[i].name}/error", 0) for i in self._indices]
+        exact_totals = Bucketed(Sum()).reduce(compensated_gradients, [], collectives, name=f"{name}/exact").totals
+        totals = [result.totals[i] for i in self._indices]
+        self.observations = [_distance(*pair) for pair in zip(totals, exact_totals, strict=True)]
         return result
 
 
@@ -141,9 +144,7 @@ class CompressionErrorMonitor(Periodic):
         self._probe = CompiledProbe(self._steps, self._create_probe)
 
     def _create_probe(self) -> Callable[[Any, tf.Tensor], Any]:
-        inner = self._steps.reducer()
-        observe = error_observer(inner, self._steps.specs, self._steps.compressed_names())
-        reducer = ObservingReducer(inner, observe)
+        reducer = ErrorObserver(self._steps.reducer(), self._steps.specs, self._steps.compressed_names())
         return self._steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observations)
 
     def inspect(self, step: int) -> dict[str, float]:
@@ -166,20 +167,6 @@ class CompressionErrorMonitor(Periodic):
                 "its norm, more than --compression_max_error=%g.", step, name, error, self._max_error
             )  # fmt: skip
         self._steps.use_exact_sums(list(large_errors))
-
-
-def error_observer(reducer: Reducer, specs: Sequence[tf.TensorSpec], compressed_names: Sequence[str]) -> Observe:
-    """Returns an observer that computes the relative error and the cosine of each compressed sum, as scalars."""
-    indices = [i for i, spec in enumerate(specs) if spec.name in compressed_names]
-    state_names = [state.name for state in reducer.state(specs)]
-
-    def errors(tensors: Any, state: Any, result: ReductionResult, collectives: Collectives, name: str) -> list[Any]:
-        states = dict(zip(state_names, state, strict=True))
-        compensated_gradients = [tensors[i] + states.get(f"{specs[i].name}/error", 0) for i in indices]
-        exact_totals = Bucketed(Sum()).reduce(compensated_gradients, [], collectives, name=f"{name}/exact").totals
-        return [_distance(result.totals[i], total) for i, total in zip(indices, exact_totals, strict=True)]
-
-    return errors
 
 
 def _distance(total: tf.Tensor, exact_total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -56,7 +56,7 @@ from tfdist.step.validation import (
     unwrap_loss_scale,
 )
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
-from tfdist.synchronization.federated import check_loss_scale, divide_among_clients, examples_per_step
+from tfdist.synchronization.federated import check_loss_scale, divide_among_clients
 from tfdist.trainer.balancing import make_balancing, validate_balance
 from tfdist.trainer.callbacks import callbacks_of_process, check_callback_weights, run_evaluation
 from tfdist.trainer.data_warnings import check_evaluation, check_standalone_evaluation
@@ -609,7 +609,7 @@ class Trainer:
           InputError: the batch cannot be divided among the replicas.
         """
         parts = self.strategy.batch_parts
-        batch_size = examples_per_step(self._settings.sync, size, batch_size, parts)
+        batch_size = self._settings.sync.examples_per_step(size, batch_size)
         schedule = self.train_state.batch_schedule(size, batch_size, parts, elastic_batch)
         self.strategy.check_batch_size(schedule.position.batch_size, self._settings.micro_steps)
         return schedule

@@ -34,13 +34,6 @@ def test_totals_are_equal_on_all_and_nothing_is_lost(text, replicas):
     check_conservation(gradients, steps)
 
 
-def test_totals_are_near_the_sums():
-    [[values]] = vectors(4, 1)
-    [step], _ = run(named("bf16"), [[values]])
-    for totals in step.totals:
-        np.testing.assert_allclose(totals[0], values.sum(0), rtol=2**-7, atol=0.05)
-
-
 def test_bytes_are_those_of_two_codes_of_a_share():
     """Each of N replicas sends N - 1 encoded shares, then its encoded sum to the N - 1 others."""
     _, calls = run(named("bf16"), vectors(4, 1))
@@ -55,7 +48,6 @@ def test_bytes_are_those_of_two_codes_of_a_share():
 @pytest.mark.parametrize(
     ("replicas", "native_all_to_all", "wanted"),
     [
-        (3, True, [("all_to_all", "step0/0/shares"), ("all_gather", "step0/0/sums")]),
         (2, True, [("all_gather", "step0/0")]),
         (4, False, [("all_gather", "step0/0")]),
     ],

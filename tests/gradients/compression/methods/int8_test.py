@@ -9,7 +9,6 @@ from hypothesis.extra.numpy import arrays
 
 from tests.gradients.compression.reducers import coded
 from tfdist.gradients.compression.methods.quantization import Int8
-from tfdist.gradients.compression.reducers import AllGatherReducer
 
 MAX_FLOAT = float(np.float32(3.4e38))
 VECTORS = arrays(
@@ -50,17 +49,6 @@ def test_stochastic_rounding_has_no_bias(bits):
         x[:2] = 1, -1
         mean = coded(codec, x)[2:].mean()
         assert abs(mean - np.float32(value)) <= 5 * step / 2 / np.sqrt(size) + 1e-6
-
-
-def test_rounding_to_the_nearest_is_biased_and_stochastic_rounding_is_not():
-    assert Int8().biased
-    assert not Int8(stochastic=True).biased
-    assert Int8(bits=8).recodes
-    assert not Int8(bits=4).recodes
-    assert AllGatherReducer(Int8()).state([tf.TensorSpec([3], name="v")]) == []
-    assert [s.name for s in AllGatherReducer(Int8(stochastic=True)).state([tf.TensorSpec([3], name="v")])] == [
-        "v/draws"
-    ]
 
 
 def test_another_seed_rounds_otherwise():

@@ -103,15 +103,6 @@ def test_values_by_another_codec():
     assert codec.biased and codec.randomized
 
 
-def test_sum_is_the_sum_of_the_dewith_code():
-    random = np.random.default_rng(4)
-    vectors = random.standard_normal((4, 1000)).astype("float32")
-    codec = TopK(ratio=0.2)
-    codes = [codec.encode(tf.constant(x), SEED) for x in vectors]
-    total = codec.sum([tf.stack(parts) for parts in zip(*codes, strict=True)], 1000)
-    np.testing.assert_array_equal(total, sum(codec.decode(code, 1000).numpy() for code in codes))
-
-
 @pytest.mark.parametrize("size", [1, 7, 1000, 50_000])
 @pytest.mark.parametrize("method", ["exact", "sampled"])
 def test_payload_of_topk(size, method):

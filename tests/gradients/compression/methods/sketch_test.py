@@ -3,20 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients.compression.methods.random_projections import Sketch, _estimates, _median, _sketch
+from tfdist.gradients.compression.methods.random_projections import Sketch, _estimates, _sketch
 from tfdist.gradients.compression.random_draws import sign_bits
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.integers(1, 7), st.integers(0, 99))
-def test_median(count, seed):
-    values = np.random.default_rng(seed).integers(0, 9, (count, 20)).astype("float32")
-    np.testing.assert_array_equal(_median([tf.constant(v) for v in values]), np.median(values, axis=0))
 
 
 def estimates(x, rows, columns, seed):
