@@ -157,11 +157,3 @@ def test_early_stopping_is_the_same_after_a_stop(stopped_at, single, tmp_path):
     run("parts", stopped_at)
     assert run("parts", STEPS) == wanted
     assert tensors(newest(tmp_path / "parts")[0]) == tensors(newest(tmp_path / "whole")[0])
-
-
-def test_a_metric_of_training_is_looked_at_when_an_epoch_ends(single):
-    stop = tfdist.EarlyStopping("loss", patience=1, min_delta=100.0)
-    trainer = make(single)
-    trainer.fit((IMAGES, LABELS), batch_size=8, steps=STEPS, callbacks=[stop])
-    assert trainer.step == 10
-    assert stop.reason == "early stopping at step 10: loss has not improved for 1 epoch since step 5"

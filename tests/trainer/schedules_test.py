@@ -99,13 +99,6 @@ def test_one_cycle_changes_the_momentum_of_each_update(name, mirrored2, float64)
     assert getattr(trainer.model.optimizer, attribute) in (0.5, 0.9), "outside of updates, it is what it was"
 
 
-@pytest.mark.full
-def test_one_cycle_without_a_momentum_changes_the_rate_only(mirrored2):
-    trainer = make(mirrored2, lambda: keras.optimizers.SGD(WarmupAndDecay(0.05, **ONE_CYCLE)))
-    rates = recorded(fit(trainer))
-    assert rates[13] == pytest.approx(0.05) and rates[1] == pytest.approx(0.002) and rates[30] < 0.001
-
-
 @pytest.mark.parametrize(
     "strategy", [*(pytest.param(name, marks=pytest.mark.full) for name in ("single", "mirrored2")), "mesh2x2"]
 )

@@ -104,34 +104,33 @@ def check_examples(
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
     # Every process reads, because reading may advance a random generator.
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
-    findings = data_check.findings(model, train) if strategy.is_chief else []
+    is_chief, parts = strategy.is_chief, strategy.micro_batches or settings.micro_steps
+    findings = data_check.findings(model, train) if is_chief else []
     errors = [finding.text for finding in findings if finding.is_error]
-    parts = strategy.micro_batches or settings.micro_steps
-    if findings or not strategy.is_chief:
+    if findings or not is_chief:
         warnings.filterwarnings("ignore", message=_KERAS_WARNING)
     if settings.sync.exchanges_weights and parts == 1:
         # Replicas that train locally have their own state, which exchanges average.
         dependence = _without_state(dependence)
     errors += _division_errors(dependence, model, strategy.replicas, parts)
-    if test is not None and strategy.is_chief:
+    if test is not None and is_chief:
         test_findings = data_check.findings(model, test)
         errors += [f"Evaluation data: {finding.text}" for finding in test_findings if finding.is_error]
     _raise_first(strategy, "data/refusal", errors)
-    locations = data_check.non_finite_locations(test) if test is not None and strategy.is_chief else []
-    evaluation_warnings = (
-        [(_non_finite_message(locations, "the results of evaluations are NaN or wrong"), _EVALUATION_SITUATION)]
-        if locations
-        else []
-    )
-    texts = [finding.text for finding in findings]
-    is_divided = strategy.replicas * parts > 1
-    if dependence.error and dependence.division == "own" and is_divided and strategy.is_chief:
-        texts.append(
+    if not is_chief:
+        return []
+    data_warnings = [(finding.text, "") for finding in findings]
+    if dependence.error and dependence.division == "own" and strategy.replicas * parts > 1:
+        text = (
             f"Whether rows of a batch depend on each other could not be checked: {dependence.error}. Training with "
             f"{replicas_and_micro_steps(strategy.replicas, parts)} has the result of one device only if losses, metrics, "
             "outputs and the state of layers depend on single rows, or are means over rows."
         )
-    return [(text, "") for text in texts] + evaluation_warnings
+        data_warnings.append((text, ""))
+    if test is not None and (locations := data_check.non_finite_locations(test)):
+        text = _non_finite_message(locations, "the results of evaluations are NaN or wrong")
+        data_warnings.append((text, _EVALUATION_SITUATION))
+    return data_warnings
 
 
 def check_standalone_evaluation(strategy: Strategy, model: keras.Model, dependence: RowDependence) -> None:

@@ -77,4 +77,5 @@ def test_payload_is_known_when_traced(mirrored4):
     run = Runner(mirrored4, DGC(ratio=0.01), [x])
     step = run([x], run.initial())
     assert step.payload_bytes == 8 * (400 + 1)
+    assert DGC(ratio=0.01).keeps_shapes
     np.testing.assert_allclose(step.totals[0][0], x.sum(0), rtol=1e-5, atol=1e-6)
