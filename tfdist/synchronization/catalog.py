@@ -52,5 +52,5 @@ def make_synchronizer(
         specs = round_specs(weights)
         return FederatedSynchronizer(sync, model, strategy, Reduction(create_reducer(specs), specs, store, "exchange/"))
     streams = isinstance(sync, LocalSGD) and not sync.is_blocking
-    kind = StreamingSynchronizer if streams else _SYNCHRONIZERS.get(type(sync), PeriodicSynchronizer)
+    kind: Any = StreamingSynchronizer if streams else _SYNCHRONIZERS.get(type(sync), PeriodicSynchronizer)
     return kind(sync, model, strategy, create_reducer, store)

@@ -66,7 +66,7 @@ def selection_size(ratio: float, size: int) -> int:
 def run_with_xla(function: Callable[..., Any], *args: int | tf.Tensor) -> Any:
     """Calls a function of ints and tensors, compiled by XLA once for each combination of ints and shapes."""
     # A `tf.function` for each, because TensorFlow warns about one that is traced often.
-    return _compiled(function, *(tuple(arg.shape) if tf.is_tensor(arg) else arg for arg in args))(*args)
+    return _compiled(function, *(arg if isinstance(arg, int) else tuple(arg.shape) for arg in args))(*args)
 
 
 @functools.cache
