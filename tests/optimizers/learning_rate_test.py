@@ -104,8 +104,6 @@ def test_an_optimizer_counts_its_steps_on_every_replica(train, mirrored2, float6
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"scaling": "cubic"}, "--lr_scaling=cubic is not known. Known: linear, none, sqrt."),
-        ({"scaling": "linear", "batch_size": 64}, "--lr_scaling needs --base_batch_size"),
         ({"warmup_steps": -1}, "--warmup_steps must be an integer of at least 0. Received: -1."),
         ({"warmup_start": 1.5}, "--warmup_start must be a fraction of the peak, in [0, 1]. Received: 1.5."),
         ({"decay": "cosine"}, "Received: --warmup_steps=0 in a run of 0 steps."),

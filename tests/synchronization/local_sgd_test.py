@@ -220,15 +220,3 @@ def test_weights_changed_by_the_program_are_taken_over(mirrored3):
     fresh.model.set_weights([np.zeros((5, 2)), np.zeros(2)])
     fit(fresh, 2)
     assert np.linalg.norm(global_weights(trainer)[0]) < 3 * np.linalg.norm(global_weights(fresh)[0])
-
-
-def test_what_communicates_in_every_step_is_refused(mirrored3):
-    trainer = trainer_of(mirrored3, "local_sgd", layers=[tfdist.layers.SyncBatchNormalization])
-    with pytest.raises(InputError, match="cannot normalize over all replicas"):
-        trainer.build((X, Y))
-
-
-@pytest.mark.parametrize("sync", ["local_sgd", "fedavg"])
-def test_a_mesh_is_refused(sync, mesh2x2):
-    with pytest.raises(InputError, match="On a mesh there is one replica"):
-        trainer_of(mesh2x2, sync)

@@ -116,12 +116,6 @@ def test_what_cannot_be_followed(best, message, single, tmp_path):
     assert message in str(caught.value)
 
 
-def test_without_data_to_evaluate_there_is_nothing_to_follow(single, tmp_path):
-    saved = tfdist.Checkpoints(directory=str(tmp_path), best="val_loss")
-    with pytest.raises(InputError, match="needs data to evaluate. Received: val_loss"):
-        make(single).fit((IMAGES, LABELS), batch_size=8, checkpoints=saved)
-
-
 def test_early_stopping_counts_evaluations(mirrored2, tmp_path, caplog):
     caplog.set_level("INFO")
     stop = tfdist.EarlyStopping(patience=2)

@@ -51,11 +51,6 @@ ROWS = {
     "decay": ({"rate": {"decay": "step(every=4)"}}, ("falls every 4 steps", "never falls")),
     "evaluation": (EVALUATED | {"schedule": tfdist.Schedule(eval_every=5)}, ("eval_every=5", "never evaluated")),
     "no data": ({"schedule": tfdist.Schedule(eval_every=2)}, ("eval_every=2 has no effect", "no data to evaluate")),
-    "replicas": ({"checks": tfdist.Checks(check_sync_every=5)}, ("check_sync_every=5", "never compared")),
-    "compression": (
-        {"checks": tfdist.Checks(compression_check_every=9)},
-        ("compression_check_every=9", "never measured"),
-    ),
 }
 ROWS["small gradients"] = (
     {"compression": "fp16"},
@@ -66,7 +61,6 @@ ORDINARY = {
     "warmup": {"rate": {"warmup_steps": 3}},
     "decay": {"rate": {"decay": "step(every=3)"}},
     "evaluation": {"schedule": tfdist.Schedule(eval_every=4), "validation_data": DATA},
-    "replicas": {"checks": tfdist.Checks(check_sync_every=4)},
 }
 
 

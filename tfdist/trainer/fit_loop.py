@@ -226,7 +226,6 @@ class FitLoop:
         )
         self._inspection_fields: dict[str, float] = {}
         self._epoch_logs: dict[str, float] = {}
-        self._options = options
 
     def run(self) -> History:
         """Trains until the end of the run, or until a callback stops it."""
@@ -241,7 +240,9 @@ class FitLoop:
         if program.metrics.count_all_rows:
             reason, plan = program.dependence.reasons[0], program.dependence.communication
             log_dependence(self._model, "A step", reason, plan, self._strategy)
-        warn_about_run(program, self._data, self._batches, state.step, self._end, self._options, data_warnings)
+        warn_about_run(
+            program, self._data, self._batches, state.step, self._end, self._schedule.eval_every, data_warnings
+        )
         first = self._position.examples_before(state.step)
         skip_count = first if self._source.is_reiterable else first - state.examples_read
         pipeline = Pipeline(
@@ -269,10 +270,10 @@ class FitLoop:
                 with explain_reading_errors(self._source):
                     is_over = self._run_epoch()
             # After the last save, as a longer run that resumes from this step would not evaluate here.
-            if self._test is not None and self._schedule.evaluates_at_end(
-                state.step, self._end, self._batches.begun_at
-            ):
-                self._evaluate()
+            period, end = self._schedule.eval_every, self._end
+            if self._test is not None and period and state.step == end and end % period:
+                if end // period > self._batches.begun_at // period:
+                    self._evaluate()
         del self._iterator, iterator  # stops the prefetching threads
         self._callbacks.on_train_end(self._epoch_logs)
         self._log_reasons()

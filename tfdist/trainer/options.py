@@ -54,17 +54,6 @@ class Schedule(_FromConfig):
                 raise InputError(f"{name} must be an integer of at least {minimum}. Received: {value!r}.")
             object.__setattr__(self, name, int(value))
 
-    def evaluates_at_end(self, step: int, end: int, begun_at: int) -> bool:
-        """Returns whether to evaluate after the last step, because no period of `eval_every` ends there.
-
-        Args:
-          step: number of completed updates.
-          end: step at which the run ends.
-          begun_at: step at which the run began.
-        """
-        period = self.eval_every
-        return bool(period) and step == end and end % period != 0 and end // period > begun_at // period
-
     def call_steps(self, step: int, end: int, boundaries: Sequence[int]) -> int:
         """Returns the number of steps of the next call of the compiled loop.
 

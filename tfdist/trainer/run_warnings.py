@@ -15,7 +15,6 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import with_argument_names
 from tfdist.optimizers import WarmupAndDecay
 from tfdist.reporting.warn_once import warn_once
-from tfdist.trainer.options import FitOptions
 from tfdist.trainer.program import Program
 
 ONE_DEVICE = "one device"  # a situation for which `tfdist verify` has a different message
@@ -81,27 +80,19 @@ def _exchange_warning(program: Program, end: int) -> str | None:
     )
 
 
-def _period_warnings(options: FitOptions, evaluates: bool, begun_at: int, end: int) -> Iterator[str]:
-    if options.schedule.eval_every and not evaluates:
-        yield (
-            f"--eval_every={options.schedule.eval_every} has no effect, because there is no data to evaluate. Give "
-            "evaluation data, or leave it out."
+def _evaluation_warning(period: int, evaluates: bool, begun_at: int, end: int) -> str | None:
+    if period and not evaluates:
+        return (
+            f"--eval_every={period} has no effect, because there is no data to evaluate. Give evaluation data, or leave it "
+            "out."
         )
-    # The number of steps, 0 for never, of each flag; and the effect if it exceeds the run.
-    checks, checkpoints = options.checks, options.checkpoints
-    periods = (
-        ("eval_every", options.schedule.eval_every * evaluates, "the run is never evaluated, not even at its end"),
-        ("commit_every", checkpoints.commit_every if checkpoints else 0, "no in-memory checkpoint is made"),
-        ("check_sync_every", checks.check_sync_every, "replicas are never compared"),
-        ("compression_check_every", checks.compression_check_every, "the compression error is never measured"),
-    )
-    for name, period, effect in periods:
-        # Counted from the beginning of the run, so that a resumed run has no warning about earlier steps.
-        if period and end // period <= begun_at // period:
-            yield (
-                f"--{name}={period} is longer than the run, which ends at step {end}: {effect}. Lower --{name}, or train "
-                "longer."
-            )
+    # Counted from the beginning of the run, so that a resumed run has no warning about earlier steps.
+    if period and end // period <= begun_at // period:
+        return (
+            f"--eval_every={period} is longer than the run, which ends at step {end}: the run is never evaluated, not even at "
+            "its end. Lower --eval_every, or train longer."
+        )
+    return None
 
 
 def warn_about_run(
@@ -110,7 +101,7 @@ def warn_about_run(
     batches: BatchSchedule,
     step: int,
     end: int,
-    options: FitOptions,
+    eval_every: int,
     data_warnings: Sequence[tuple[str, str]],
 ) -> None:
     """Logs a warning on the chief for each suspicious situation, and `data_warnings`, pairs (text, situation).
@@ -121,7 +112,7 @@ def warn_about_run(
       batches: the batch schedule.
       step: number of completed updates.
       end: step at which the run ends.
-      options: options of the run.
+      eval_every: see `Schedule`.
       data_warnings: see `check_examples`.
     """
     if not program.strategy.is_chief:
@@ -132,7 +123,7 @@ def warn_about_run(
         *_length_warnings(data, batches, step, end),
         *_learning_rate_warnings(program.model.optimizer, end),
         _exchange_warning(program, end),
-        *_period_warnings(options, data.test is not None, batches.begun_at, end),
+        _evaluation_warning(eval_every, data.test is not None, batches.begun_at, end),
         program.steps.idle_compression,
     )
     for text in filter(None, warnings):
