@@ -21,7 +21,7 @@ from tfdist.launcher.job import Job
 NAMES = """
     accumulate_steps activation_compression all_reduce augment balance base_batch_size batch_norm batch_size best
     bucket_mb bucket_order callbacks
-    check_sync check_sync_every checkpoint_async checkpoint_every checkpoint_strict
+    check_sync_every checkpoint_async checkpoint_every checkpoint_strict
     clip_norm clip_value commit_dir commit_every communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator cut data_dir dataset
     decay devices dry_run early_stopping elastic_batch ema

@@ -211,7 +211,6 @@ ROWS = [
     ({"measure_every": 50}, ONE, {}, TWO),
     ({"measure_every": 50, "sync": "local_sgd"}, TWO, {"sync": "every_step"}, TWO),
     ({"check_sync_every": 5}, ONE, {}, TWO),
-    ({"check_sync_every": 5}, ONE, {"check_sync": "gradients"}, ONE),
     ({"keep": 1}, ONE, {"checkpoint_every": "5"}, ONE),
     ({"checkpoint_async": False}, ONE, {"checkpoint_every": "60s"}, ONE),
     ({"checkpoint_strict": False}, ONE, {"checkpoint_every": "5"}, ONE),

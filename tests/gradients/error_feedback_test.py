@@ -1,13 +1,11 @@
 """Error feedback: what was sent and what is kept add up to the gradients; each replica has its own error."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
-from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica
 from tfdist.distribution.strategy import State
-from tfdist.gradients import Bucketed, ErrorFeedback, Reducer, ReductionResult, Sum
+from tfdist.gradients import ErrorFeedback, Reducer, ReductionResult, Sum
 
 
 class Rounding(Reducer):
@@ -22,16 +20,6 @@ class Rounding(Reducer):
         return ReductionResult(totals, sent, [calls + 1 for calls in state], totals)
 
 
-def test_its_state_is_an_error_for_each_tensor_and_replica_then_the_inner_one():
-    specs = [tf.TensorSpec([2, 3], tf.float64, "a"), tf.TensorSpec([], tf.float32, "b")]
-    assert ErrorFeedback(Rounding()).state(specs) == [
-        State("a/error", (2, 3), tf.float64, True),
-        State("b/error", (), tf.float32, True),
-        State("a/calls", (), tf.int32, False),
-        State("b/calls", (), tf.int32, False),
-    ]
-
-
 def test_what_is_left_out_is_sent_later():
     feedback, error = ErrorFeedback(Rounding()), [tf.zeros([2]), tf.constant(0)]
     totals = []
@@ -41,30 +29,6 @@ def test_what_is_left_out_is_sent_later():
     np.testing.assert_array_equal(sum(totals), [3, -12])
     np.testing.assert_array_equal(np.unique([total[0] for total in totals]), [0, 1])
     assert int(error[1]) == 10
-
-
-@pytest.mark.parametrize("bucketed", [False, True])
-def test_each_replica_keeps_its_own(mirrored4, bucketed):
-    inner = Bucketed(Rounding(), 100, 100) if bucketed else Rounding()
-    random = np.random.default_rng(0)
-    values = [random.standard_normal((5, 4, *shape)).astype("float32") for shape in ((3,), (2, 2), ())]
-    gradients = list(zip(*values, strict=True))
-    steps = Runner(mirrored4, ErrorFeedback(inner), gradients[0]).steps(gradients)
-    for i, value in enumerate(values):
-        for step in steps:
-            assert len({totals[i].tobytes() for totals in step.totals}) == 1
-            np.testing.assert_allclose(sum(sent[i] for sent in step.sent), step.totals[0][i], rtol=1e-6)
-        sent = sum(np.stack([mine[i] for mine in step.sent]) for step in steps)
-        kept = np.stack([state[i] for state in steps[-1].state])
-        np.testing.assert_allclose(sent + kept, value.sum(0), atol=1e-5)
-        assert np.abs(kept).max() <= 0.5
-        assert len({one.tobytes() for one in kept}) == 4, "not the same on all"
-
-
-def test_around_an_exact_sum_it_hands_on_what_was_kept():
-    reduced = ErrorFeedback(Sum()).reduce([tf.constant([1.0])], [tf.constant([0.25])], OneReplica(), name="g")
-    assert float(reduced.totals[0][0]) == 1.25
-    np.testing.assert_array_equal(reduced.state[0], [0])
 
 
 def test_witnesses_and_shapes_are_the_inner_ones():

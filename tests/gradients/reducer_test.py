@@ -6,27 +6,6 @@ import tensorflow as tf
 from tfdist.collectives import OneReplica, Recording
 from tfdist.distribution.strategy import State
 from tfdist.gradients import PartitionedReducer, Reducer, ReductionResult, Sum
-from tfdist.gradients.reducer import tensor_specs
-
-
-def test_sum_sends_one_message_and_keeps_nothing():
-    recording = Recording(OneReplica())
-    tensors = [tf.ones([3]), tf.ones([2, 2])]
-    sums, sent, state, witnesses = Sum().reduce(tensors, [], recording, name="gradients")
-    assert [(call.operation, call.name) for call in recording.calls] == [("all_reduce", "gradients")]
-    assert state == []
-    assert Sum().state([tf.TensorSpec([3])]) == []
-    for total, own, witness, tensor in zip(sums, sent, witnesses, tensors, strict=True):
-        for value in (total, own, witness):
-            np.testing.assert_array_equal(value, tensor)
-
-
-def test_specs_say_place_shape_and_dtype():
-    specs = tensor_specs([tf.zeros([2, 3]), tf.zeros([], tf.float64)])
-    assert [(spec.name, tuple(spec.shape), spec.dtype) for spec in specs] == [
-        ("tensor0", (2, 3), tf.float32),
-        ("tensor1", (), tf.float64),
-    ]
 
 
 class Scaling(Reducer):

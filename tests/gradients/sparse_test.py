@@ -147,19 +147,6 @@ def test_state_belongs_to_a_tensor_and_waits_while_that_goes_as_rows():
         np.testing.assert_allclose(whole + kept, 3 * dense, rtol=1e-6)
 
 
-def test_the_way_is_logged_once(caplog):
-    reducer = SparseRows(Sum())
-    sparse = slices([1], np.ones((1, 2), "float32")), slices([1, 1], np.ones((2, 1), "float32"), rows=2)
-    tensors = [*sparse, tf.ones([2])]
-    with caplog.at_level(logging.INFO, "tfdist.gradients.reducer"):
-        for _ in range(3):
-            reducer.reduce(tensors, [], OneReplica(), name="g")
-    assert [record.getMessage() for record in caplog.records] == [
-        "The gradient of tensor 0 is sent as rows: its rows are 16 bytes, the dense tensor is 320.",
-        "The gradient of tensor 1 is sent dense: its rows are 20 bytes, the dense tensor is 8.",
-    ]
-
-
 def trained_embedding(strategy, rows, **options):
     """Trains a model whose embedding has `rows` rows for a few steps; returns the weights and the last record."""
     keras.utils.clear_session(free_memory=False)

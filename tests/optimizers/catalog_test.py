@@ -16,18 +16,6 @@ mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squar
 sparse_categorical_crossentropy squared_hinge tversky
 """.split()
 SHORT_LOSSES = ["bce", "kld", "mae", "mape", "mse", "msle"]
-METRICS = """
-accuracy auc binary_accuracy binary_crossentropy binary_io_u categorical_accuracy categorical_crossentropy
-categorical_hinge concordance_correlation cosine_similarity f1_score f_beta_score false_negatives false_positives hinge
-kl_divergence log_cosh_error mean mean_absolute_error mean_absolute_percentage_error mean_squared_error
-mean_squared_logarithmic_error pearson_correlation poisson precision r2_score recall root_mean_squared_error
-sparse_categorical_accuracy sparse_categorical_crossentropy sparse_top_k_categorical_accuracy squared_hinge sum
-top_k_categorical_accuracy true_negatives true_positives
-""".split()
-METRICS_WITH_ARGUMENTS = """
-io_u mean_io_u mean_metric_wrapper one_hot_io_u one_hot_mean_io_u precision_at_recall recall_at_precision
-sensitivity_at_specificity specificity_at_sensitivity
-""".split()
 OPTIMIZERS = """
 adadelta adafactor adagrad adam adamax adamw ftrl lamb lion muon nadam rmsprop schedulefreeadamw sgd
 """.split()
@@ -43,7 +31,6 @@ def classes(module, base, without):
     ("names", "module", "base", "without"),
     [
         (LOSSES, keras.losses, keras.Loss, ["loss"]),
-        ([*METRICS, *METRICS_WITH_ARGUMENTS], keras.metrics, keras.Metric, ["metric"]),
         (OPTIMIZERS, keras.optimizers, keras.Optimizer, ["optimizer", "lossscaleoptimizer", "multioptimizer"]),
     ],
 )
@@ -78,9 +65,8 @@ def test_losses(name):
         assert made.fn is keras.losses.get(name)
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_metrics(name):
-    assert create_metrics(f"{name}, ce") == [name, "ce"]
+def test_metrics():
+    assert create_metrics("f1_score, accuracy, ce") == ["f1_score", "accuracy", "ce"]
 
 
 def test_arguments_of_a_loss():
@@ -100,10 +86,7 @@ def test_arguments_of_a_loss():
         (create_loss, "huber(delt=1.0)", "delt.*delta"),
         (create_loss, "collections:ChainMap", "must make a keras.Loss. Received: ChainMap"),
         (create_metrics, "f1score", '--metrics=f1score is not known. Did you mean "f1_score"'),
-        *(
-            (create_metrics, name, rf"Received: {name} \(\w+.__init__\(\) missing .*Pass such a metric to")
-            for name in METRICS_WITH_ARGUMENTS
-        ),
+        (create_metrics, "mean_io_u", r"Received: mean_io_u \(\w+.__init__\(\) missing .*Pass such a metric to"),
     ],
 )
 def test_wrong_names_and_arguments(make, text, message):

@@ -82,12 +82,6 @@ def test_one_cycle_follows_its_equations(anneal, float64):
         assert float(schedule.momentum(step)) == pytest.approx(momentum, rel=1e-12)
 
 
-def test_one_cycle_falls_like_cosine_decay_of_keras(float64):
-    ours = WarmupAndDecay(PEAK, decay="one_cycle(pct_start=0.5)", total_steps=60)
-    keras_s = schedules.CosineDecay(PEAK, 30, alpha=1 / 25e4)
-    np.testing.assert_allclose(rates(ours, range(30, 61)), rates(keras_s, range(31)), rtol=1e-9)
-
-
 def test_plateau_is_a_constant_rate_for_the_callback():
     assert make_learning_rate(0.1, decay="plateau(patience=2)") == 0.1
 

@@ -39,10 +39,6 @@ def test_keras_s_is_the_paper_s_without_weight_decay(strategy, starts, gradients
     assert largest_difference(found, reference(starts, gradients)) < 1e-6
 
 
-def test_and_in_float32(starts, gradients, train, mirrored2):
-    assert largest_difference(train(mirrored2, lamb()), reference(starts, gradients)) < 1e-5
-
-
 def test_keras_s_weight_decay_stands_outside_of_the_trust_ratio(starts, gradients, train, single, float64):
     """In the paper it is inside. If this fails, Keras has changed: update the documentation."""
     found = train(single, lamb(weight_decay=0.1))

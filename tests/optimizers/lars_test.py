@@ -149,7 +149,6 @@ def test_the_method_of_keras_excludes_too():
         ({"weight_decay": -0.1}, "weight_decay must be at least 0. Received: -0.1."),
         ({"trust_coefficient": 0.0}, "trust_coefficient must be above 0"),
         ({"epsilon": -1.0}, "epsilon must be at least 0"),
-        ({"exclude_from_layer_adaptation": "("}, r"must be regular expressions. Received: \( \("),
     ],
 )
 def test_refuses(options, message):

@@ -21,10 +21,6 @@ def test_a_batch_16_times_as_large(scaling, expected):
     assert rate == pytest.approx(expected, rel=1e-15)
 
 
-def test_a_smaller_batch_has_a_smaller_rate():
-    assert make_learning_rate(0.1, scaling="linear", base_batch_size=256, batch_size=64) == pytest.approx(0.025)
-
-
 @pytest.mark.parametrize("given", [{}, {"warmup_start": 0.5}, {"warmup_steps": 5, "warmup_start": 1.0}], ids=str)
 def test_a_constant_rate_is_a_float(given):
     assert make_learning_rate(0.1, **given) == 0.1
@@ -108,8 +104,6 @@ def test_an_optimizer_counts_its_steps_on_every_replica(train, mirrored2, float6
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"scaling": "cubic"}, "--lr_scaling=cubic is not known. Known: linear, none, sqrt."),
-        ({"scaling": "linear", "batch_size": 64}, "--lr_scaling needs --base_batch_size"),
         ({"warmup_steps": -1}, "--warmup_steps must be an integer of at least 0. Received: -1."),
         ({"warmup_start": 1.5}, "--warmup_start must be a fraction of the peak, in [0, 1]. Received: 1.5."),
         ({"decay": "cosine"}, "Received: --warmup_steps=0 in a run of 0 steps."),

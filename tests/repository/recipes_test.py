@@ -80,7 +80,7 @@ def test_a_strategy(tmp_path):
 
 
 def test_a_synchronization_method(tmp_path):
-    assert applied("synchronization", tmp_path) == ["tfdist/config/sync.py", "tfdist/synchronization/catalog.py"]
+    assert applied("synchronization", tmp_path) == ["tfdist/config/sync.py"]
     code, text = run(tmp_path, "-m", "tfdist.train", "--sync=lookahead(alpha=2)")
     assert code == 2 and "--sync: lookahead: alpha must be a number in (0, 1). Received: 2." in text, text
     assert_two_pass(tmp_path, "tests/synchronization/lookahead_test.py")

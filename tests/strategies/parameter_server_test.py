@@ -236,10 +236,10 @@ def replayed(served, single, compression, change=list, methods=lambda methods: m
     trainer.fit(testing.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
     synchronizer = trainer.program.synchronizer
     reference = testing.make_trainer(single, CASE)
-    program = reference.build(testing.source_of(CASE))
+    reference.build(testing.source_of(CASE))
     placement = strategy.remote.servers.placement
     replay = Replay(reference.model, single, change(synchronizer.updates), placement, methods(synchronizer.methods))
-    reference._program = program._replace(synchronizer=replay)
+    reference.program.synchronizer = replay
     reference.fit(testing.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
     pairs = zip(trainer.model.trainable_variables, reference.model.trainable_variables, strict=True)
     return max(float(np.max(np.abs(a.numpy() - b.numpy()))) for a, b in pairs), synchronizer.payload_per_step

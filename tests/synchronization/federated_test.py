@@ -77,17 +77,6 @@ def test_unequal_clients_equal_numpy_on_any_number_of_replicas(parameters, refer
     assert [record["loss"] for record in history.records] == pytest.approx(losses, rel=1e-9)
 
 
-def test_one_client_is_plain_sgd(mirrored3):
-    sync = "fedavg(clients=1, fraction=1.0)"
-    trainer, _ = trained(mirrored3, sync, steps=2)
-    clients = Clients(parse_sync(sync), len(X), seed=0)
-    order = np.concatenate([b for number in range(2) for b in clients.batches(number, 0, BATCH)])
-    assert sorted(order[: len(X)]) == sorted(order[len(X) :]) == list(range(len(X)))
-    plain = trainer_of(tfdist.load_strategy("single", environment={}), "every_step")
-    plain.fit(X[order], Y[order], batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
-    assert_close(weights(trainer), weights(plain))
-
-
 @pytest.mark.parametrize("compression", quick(["int8", "topk(ratio=0.2)"], "topk(ratio=0.2)"))
 def test_changes_are_compressed(compression, mirrored3):
     exact, _ = trained(mirrored3, UNEQUAL.format(""), steps=12)
@@ -101,13 +90,6 @@ def test_changes_are_compressed(compression, mirrored3):
     first, *others = [np.asarray(value) for value in mirrored3.local(kernel.value)]
     assert all((first == copy).all() for copy in others)
     assert [name for name in lossy.state if name.endswith("/error")] or compression == "int8"
-
-
-def test_more_replicas_than_clients(mirrored3):
-    sync = "fedavg(clients=4, fraction=0.25)"
-    trainer, _ = trained(mirrored3, sync)
-    one, _ = trained(tfdist.load_strategy("mirrored", devices=1), sync)
-    assert_close(weights(trainer), weights(one))
 
 
 def test_replicas_without_clients_may_have_maximum_pooling():
@@ -243,7 +225,7 @@ class Batches(keras.utils.PyDataset):
         ("fedavg(clients=5, shards_per_client=2)", (X, Y.reshape(60, 2, 1)), {}, "a class for each example"),
         ("fedavg(clients=5)", (X, Y), {"steps_per_epoch": 30}, "steps_per_epoch"),
         ("fedavg(clients=5)", (X, Y), {"schedule": tfdist.Schedule(elastic_batch="replica")}, "elastic_batch"),
-        ("fedavg(clients=60, fraction=0.01)", (X, Y), {}, "an example for each replica"),
+        ("fedavg(clients=60, fraction=0.01)", (X, Y), {}, "at least the number of replicas"),
         ("fedavg(clients=5)", (Batches(), None), {}, "random access"),
         ("fedavg(clients=5)", (X, Y), {"balance": "measured"}, "balance=measured"),
         ("fedavg", (X, Y), {"accumulate_steps": 2}, "accumulate_steps"),

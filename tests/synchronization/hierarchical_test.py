@@ -12,7 +12,6 @@ from tests.synchronization.linear_regression import (
     Y,
     assert_close,
     fit,
-    global_weights,
     of_replicas,
     trainer_of,
 )
@@ -55,15 +54,6 @@ def test_numpy(steps, log_every, mirrored4):
     assert_close(run.replicas(), in_numpy(run, steps))
     with pytest.raises(AssertionError):
         assert_close(run.replicas(), in_numpy(run, steps - 1))
-
-
-def test_an_evaluation_uses_the_mean_of_all(mirrored4):
-    trainer = trainer_of(mirrored4, SYNC)
-    fit(trainer, 6, 12)
-    kernel, _ = trainer.model.trainable_variables
-    copies = of_replicas(mirrored4, kernel)
-    assert (copies[0] == copies[1]).all() and (copies[0] != copies[2]).any()
-    assert_close(global_weights(trainer)[:1], [np.mean(copies, axis=0)])
 
 
 def test_the_state_of_the_optimizer_is_averaged_within_groups(mirrored4):

@@ -11,7 +11,8 @@ from tests.selection import quick
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.config.all_reduce import MAX_MESSAGE_BYTES, AlgorithmTable, Band, parse_table
 from tfdist.trainer import auto_all_reduce, inspections
-from tfdist.trainer.auto_all_reduce import explain, fastest_algorithms, measure, notes, sizes_up_to
+from tfdist.trainer.auto_all_reduce import explain, fastest_algorithms, measure, sizes_up_to
+from tfdist.trainer.inspections import medians_of_slowest, time_in_turns
 
 DATA = (
     np.random.default_rng(0).standard_normal((64, 20)).astype("float32"),
@@ -41,7 +42,6 @@ def test_it_says_what_it_chose_and_why():
     assert explain(AlgorithmTable.uniform("engine"), {1024: {"engine": 1.0}}) == [
         "all sums use engine. Measured: 1.0 KiB: engine 1e+03 ms."
     ]
-    assert notes(TIMES)[0] == "1.0 KiB: engine 2 ms, ring 4 ms, tree 1 ms"
 
 
 @pytest.mark.parametrize(("largest", "last"), [(1, 1024), (1024, 1024), (5000, 16384), (2**40, 64 * 2**20)])
@@ -91,19 +91,14 @@ def test_algorithms_are_measured():
     assert all(0 < seconds < 60 for found in times.values() for seconds in found.values())
 
 
-def test_close_contenders_are_timed_more_often(monkeypatch):
-    seconds = {"engine": 1.0, "ring": 2.5, "tree": 1.1, "halving_doubling": 1.5, "hierarchical": 0.9}
-    timed = []
-
-    def seconds_of(call):
-        timed.append(call.args[0])
-        return seconds[call.args[0]]
-
-    monkeypatch.setattr(auto_all_reduce, "compiled_call", lambda *args: functools.partial(str, args[2]))
-    monkeypatch.setattr(inspections, "seconds_of", seconds_of)
-    assert measure(strategy_with("auto"), [1024]) == {1024: seconds}
-    counts = {name: timed.count(name) for name in seconds}
-    assert counts == {"engine": 21, "ring": 2, "tree": 21, "halving_doubling": 7, "hierarchical": 21}
+def test_calls_take_turns_and_a_round_takes_as_long_as_on_its_slowest_process(monkeypatch):
+    log = []
+    monkeypatch.setattr(inspections, "seconds_of", lambda call: call() or 1.0)
+    calls = {name: functools.partial(log.append, name) for name in ("a", "b")}
+    assert time_in_turns(calls, lambda: log.append("together"), 2) == {"a": [1.0] * 2, "b": [1.0] * 2}
+    assert log == ["together", "a", "together", "b", "together", "b", "together", "a"]
+    of_processes = [{"a": [1.0, 9.0, 2.0], "b": [4.0]}, {"a": [3.0, 2.0, 2.5], "b": [3.0]}]
+    assert medians_of_slowest(of_processes) == {"a": 3.0, "b": 4.0}
 
 
 def test_the_table_is_state_and_a_file_repeats_it(monkeypatch, tmp_path, caplog):

@@ -116,12 +116,6 @@ def test_what_cannot_be_followed(best, message, single, tmp_path):
     assert message in str(caught.value)
 
 
-def test_without_data_to_evaluate_there_is_nothing_to_follow(single, tmp_path):
-    saved = tfdist.Checkpoints(directory=str(tmp_path), best="val_loss")
-    with pytest.raises(InputError, match="needs data to evaluate. Received: val_loss"):
-        make(single).fit((IMAGES, LABELS), batch_size=8, checkpoints=saved)
-
-
 def test_early_stopping_counts_evaluations(mirrored2, tmp_path, caplog):
     caplog.set_level("INFO")
     stop = tfdist.EarlyStopping(patience=2)
@@ -157,11 +151,3 @@ def test_early_stopping_is_the_same_after_a_stop(stopped_at, single, tmp_path):
     run("parts", stopped_at)
     assert run("parts", STEPS) == wanted
     assert tensors(newest(tmp_path / "parts")[0]) == tensors(newest(tmp_path / "whole")[0])
-
-
-def test_a_metric_of_training_is_looked_at_when_an_epoch_ends(single):
-    stop = tfdist.EarlyStopping("loss", patience=1, min_delta=100.0)
-    trainer = make(single)
-    trainer.fit((IMAGES, LABELS), batch_size=8, steps=STEPS, callbacks=[stop])
-    assert trainer.step == 10
-    assert stop.reason == "early stopping at step 10: loss has not improved for 1 epoch since step 5"

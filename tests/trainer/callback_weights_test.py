@@ -81,17 +81,6 @@ def test_what_keeps_the_evaluated_weights_is_allowed(single, mirrored2, tmp_path
     fit(mirrored2, best(tmp_path, save_best_only=True))
 
 
-def test_the_best_checkpoint_has_the_weights_that_were_evaluated(single, tmp_path):
-    """What the messages recommend."""
-    with single.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.9), loss="mse", ema=0.5)
-    saved = tfdist.Checkpoints(directory=str(tmp_path / "run"), best="val_loss")
-    trainer.fit(X, Y, batch_size=4, epochs=6, validation_data=(X, Y), checkpoints=saved, verbose=0)
-    found = trainer.load_best()
-    assert trainer.evaluate(X, Y, batch_size=4, verbose=0)["loss"] == pytest.approx(found.value, rel=1e-6)
-
-
 class Assigns(keras.callbacks.Callback):
     """Assigns ones to all weights in one method."""
 

@@ -8,7 +8,7 @@ from tfdist.strategies.single import Single
 import tfdist
 from tfdist.cluster.environment import Cluster
 from tfdist.errors import InputError
-from tfdist.trainer.callbacks import Callbacks, callbacks_of_process, validation_logs
+from tfdist.trainer.callbacks import Callbacks, callbacks_of_process
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((16, 3)).astype("float32")
@@ -57,16 +57,6 @@ def test_logs(mirrored2):
     assert seen["epoch"][1][1]["val_mae"] == last["mae"]
     assert seen["epoch"][1][1]["val_loss"] == last["loss"]
     assert len(seen["train"]) == 1
-
-
-def test_the_loss_of_an_epoch_is_the_mean_of_its_steps(single):
-    logs = []
-    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, values: logs.append(values["loss"]))
-    history = make_trainer(single).fit(
-        (X, Y), batch_size=4, epochs=2, schedule=tfdist.Schedule(log_every=1), callbacks=[keep]
-    )
-    losses = [record["loss"] for record in history.records]
-    assert logs == pytest.approx([np.mean(losses[:4]), np.mean(losses[4:])])
 
 
 def test_early_stopping_stops_and_brings_back_the_best_weights(single):
@@ -163,7 +153,3 @@ def test_the_chief_reads_no_variables_that_span_processes(tmp_path):
         callbacks_of_process([backup], Spread(OtherStops(0)), broadcasts_weights=True)
     logs = keras.callbacks.CSVLogger(tmp_path / "logs.csv")
     assert callbacks_of_process([logs], Spread(OtherStops(0))) == []
-
-
-def test_names_of_validation_logs():
-    assert validation_logs({"loss": 1.0, "mae": 2.0}) == {"val_loss": 1.0, "val_mae": 2.0}

@@ -10,12 +10,10 @@ import tensorflow as tf
 import tfdist
 from tfdist.collectives import NoCommunication, OneReplica, RecordedCall
 from tfdist.collectives.rows import hide_row_count
-from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, ErrorFeedback, Sum
-from tfdist.gradients.compression import Choice, parse_choice
 from tfdist.trainer.auto_compression import Cost, Link, fastest_method, measure
 from tfdist.trainer.pipeline_timeline import advice
-from tfdist.trainer.replica_divergence import ObservingReducer, error_observer
+from tfdist.trainer.replica_divergence import ErrorObserver
 
 DATA = (
     np.random.default_rng(0).standard_normal((64, 20)).astype("float32"),
@@ -100,7 +98,7 @@ def test_looking_at_rows_of_other_replicas(layers, batch_size, balance, mirrored
 def test_the_error_of_watched_tensors_is_that_of_their_sum_with_the_kept_part():
     specs = [tf.TensorSpec([2], tf.float32, name) for name in ("a", "b")]
     inner = ErrorFeedback(Bucketed(Sum()))
-    reducer = ObservingReducer(inner, error_observer(inner, specs, ["b"]))
+    reducer = ErrorObserver(inner, specs, ["b"])
     kept = [tf.constant([1.0, 0.0]), tf.constant([0.0, 4.0])]
     reducer.reduce([tf.constant([5.0, 5.0]), tf.constant([3.0, 0.0])], kept, OneReplica(), name="gradients")
     assert [[float(x) for x in each] for each in reducer.observations] == [pytest.approx([0.0, 1.0], abs=1e-6)]
@@ -246,16 +244,6 @@ def test_advice(exposed, compresses, expected):
         assert found is not None
         assert re.search(expected, found)
     assert advice({}, False) is None
-
-
-def test_choice_flag():
-    assert parse_choice("auto") == Choice()
-    assert parse_choice("auto(after=3, allow='fp16')") == Choice(after=3, allow="fp16")
-    assert parse_choice("fp16") is None
-    assert Choice().candidates[0] == "none"
-    for text, message in (("auto(after=0)", "after=0"), ("auto(allow='fp61')", "fp61"), ("auto(when=1)", "when")):
-        with pytest.raises(InputError, match=message):
-            parse_choice(text)
 
 
 def test_unsent_collectives_give_the_shapes_of_real_ones(mirrored4):

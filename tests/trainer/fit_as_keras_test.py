@@ -246,13 +246,6 @@ class Positives(keras.metrics.Metric):
         return self.count
 
 
-def test_a_metric_may_return_its_variable(mirrored2):
-    with mirrored2.scope():
-        trainer = tfdist.Trainer(build(), optimizer="sgd", loss="mse", metrics=[Positives()])
-    found = trainer.fit(X[:64], Y[:64], verbose=0).history["positives"]
-    assert found == [float((Y[:64] > 0).sum())]
-
-
 class Signs(Positives):
     """Returns a dict, whose names Keras logs."""
 

@@ -19,11 +19,6 @@ def test_calls_end_where_something_falls():
     assert ends == [4, 7, 8, 10, 12, 16, 20, 21, 24, 25]
 
 
-def test_without_evaluations():
-    schedule = Schedule(log_every=100, steps_per_call=3)
-    assert [schedule.call_steps(step, 7, []) for step in (0, 3, 6)] == [3, 3, 1]
-
-
 def test_the_flags_of_a_configuration():
     config = TrainConfig(log_every=7, elastic_batch="replica", check_sync_every=9)
     assert Schedule.from_config(config) == Schedule(log_every=7, elastic_batch="replica")

@@ -9,7 +9,6 @@ import pytest
 import tfdist
 from tfdist.optimizers import WarmupAndDecay
 from tfdist.reporting import warn_once
-from tfdist.reporting.profile import ProfileWindow
 
 X = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
 DATA = (X, X[:, :1])
@@ -52,12 +51,6 @@ ROWS = {
     "decay": ({"rate": {"decay": "step(every=4)"}}, ("falls every 4 steps", "never falls")),
     "evaluation": (EVALUATED | {"schedule": tfdist.Schedule(eval_every=5)}, ("eval_every=5", "never evaluated")),
     "no data": ({"schedule": tfdist.Schedule(eval_every=2)}, ("eval_every=2 has no effect", "no data to evaluate")),
-    "records": ({"schedule": tfdist.Schedule(log_every=5)}, ("log_every=5", "only its last step is recorded")),
-    "replicas": ({"checks": tfdist.Checks(check_sync_every=5)}, ("check_sync_every=5", "never compared")),
-    "compression": (
-        {"checks": tfdist.Checks(compression_check_every=9)},
-        ("compression_check_every=9", "never measured"),
-    ),
 }
 ROWS["small gradients"] = (
     {"compression": "fp16"},
@@ -68,9 +61,6 @@ ORDINARY = {
     "warmup": {"rate": {"warmup_steps": 3}},
     "decay": {"rate": {"decay": "step(every=3)"}},
     "evaluation": {"schedule": tfdist.Schedule(eval_every=4), "validation_data": DATA},
-    "records": {"schedule": tfdist.Schedule(log_every=4)},
-    "default records": {"steps": 3},
-    "replicas": {"checks": tfdist.Checks(check_sync_every=4)},
 }
 
 
@@ -91,14 +81,6 @@ def test_a_repeated_fit_does_not_repeat_it(caplog, single):
     for _ in range(2):
         trainer.fit(DATA, batch_size=60, steps=2)
     assert len([record for record in caplog.records if "A batch of 60" in record.getMessage()]) == 1
-
-
-def test_checkpoints_and_a_profile_that_never_come(caplog, single, tmp_path):
-    saved = tfdist.Checkpoints(directory=str(tmp_path), every="5", commit_every=6, commit_directory=str(tmp_path / "c"))
-    reporting = tfdist.Reporting(profile=ProfileWindow("4:6", tmp_path / "profile"))
-    texts = warned(caplog, single, checkpoints=saved, reporting=reporting)
-    words = ("checkpoint_every=5 is longer", "commit_every=6", "no profile")
-    assert [word in text for word, text in zip(words, texts, strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -99,13 +99,6 @@ def test_one_cycle_changes_the_momentum_of_each_update(name, mirrored2, float64)
     assert getattr(trainer.model.optimizer, attribute) in (0.5, 0.9), "outside of updates, it is what it was"
 
 
-@pytest.mark.full
-def test_one_cycle_without_a_momentum_changes_the_rate_only(mirrored2):
-    trainer = make(mirrored2, lambda: keras.optimizers.SGD(WarmupAndDecay(0.05, **ONE_CYCLE)))
-    rates = recorded(fit(trainer))
-    assert rates[13] == pytest.approx(0.05) and rates[1] == pytest.approx(0.002) and rates[30] < 0.001
-
-
 @pytest.mark.parametrize(
     "strategy", [*(pytest.param(name, marks=pytest.mark.full) for name in ("single", "mirrored2")), "mesh2x2"]
 )
@@ -197,32 +190,6 @@ def test_a_run_resumes_in_the_middle_of_its_schedule(name, stopped_at, mirrored2
     end, wanted = newest(tmp_path)[0], newest(directory)[0]
     assert tensors(end) == tensors(wanted)
     assert Checkpoint.open(end).values == Checkpoint.open(wanted).values
-
-
-@pytest.mark.full
-def test_micro_steps_do_not_count(single):
-    rate = WarmupAndDecay(0.05, **ONE_CYCLE)
-    one, four = (recorded(fit(make(single, lambda: keras.optimizers.SGD(rate), accumulate_steps=n))) for n in (1, 4))
-    assert one == four and one[13] == pytest.approx(0.05)
-
-
-@pytest.mark.parametrize(
-    "decay",
-    [
-        pytest.param({"decay": "cosine_restarts(first=4, t_mul=1.5)"}, id="cosine_restarts"),
-        pytest.param(ONE_CYCLE, id="one_cycle"),
-    ],
-)
-@pytest.mark.full  # tests/end_to_end/resume/elastic_batch_test.py: a mesh follows a schedule
-def test_a_schedule_on_a_mesh_is_that_of_one_device(decay, single, mesh2x2, float64):
-    trainers = [
-        make(strategy, lambda: keras.optimizers.SGD(WarmupAndDecay(0.1, **decay), momentum=0.9))
-        for strategy in (single, mesh2x2)
-    ]
-    rates = [recorded(fit(trainer)) for trainer in trainers]
-    assert rates[0] == rates[1]
-    for one, other in zip(*map(weights, trainers), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,3 @@ def test_only_the_chief_writes(single, tmp_path, monkeypatch):
     monkeypatch.setattr(type(single), "is_chief", False)
     trainer.save(str(tmp_path / "model.keras"))
     assert not list(tmp_path.iterdir())
-
-
-def test_training_goes_on_after_it(mirrored2, tmp_path):
-    trainer = trained(mirrored2, "synchronized")
-    trainer.save(str(tmp_path / "model.keras"))
-    trainer.fit((X, Y), batch_size=8, steps=2)
-    assert trainer.step == 5

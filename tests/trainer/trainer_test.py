@@ -285,11 +285,6 @@ def test_the_gradient_norm_is_that_of_the_whole_gradient(mirrored4):
     assert history.last("train")["gradient_norm"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_trainer_needs_an_open_scope():
-    with pytest.raises(InputError, match="scope must be open"):
-        tfdist.Trainer(models.build("mlp", (4,), 2), optimizer="sgd", loss="mse")
-
-
 def test_a_gradient_that_is_not_finite_behind_a_finite_loss_stops_the_run(single):
     images = IMAGES.copy()
     images[3] = np.inf  # ReLU makes 0 of the NaN, so the loss does not show it

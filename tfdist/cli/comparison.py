@@ -394,7 +394,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
                 f"--staleness={remote.staleness}, with shares. Use sync, bounded(s) or async."
             )
         replay = Replay(reference.model, single, updates, remote.servers.placement, synchronizer.methods, shares)
-        reference._program = reference.program._replace(synchronizer=replay)
+        reference.program.synchronizer = replay
     noise = _noise(session, reference)
     differing_layers = _different_by_design(session, reference.model)
     limit = tolerance(config, reference.model.optimizer)

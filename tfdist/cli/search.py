@@ -33,7 +33,7 @@ _MAX_STEPS = 1000
 _UNTRIED_FLAGS = (  # without effect on the cost of a step, and with their defaults in trials
     "coordinator early_stopping lr_scaling base_batch_size warmup_steps warmup_start decay sync callbacks"
     " compression_check_every compression_max_error checkpoint_every best commit_every commit_dir resume overwrite"
-    " profile_steps check_sync_every check_sync find"
+    " profile_steps check_sync_every find"
 ).split()
 
 

@@ -30,7 +30,7 @@ from tfdist.storage import StoragePath, path_of, storage_of
 from tfdist.trainer.trainer import Trainer
 
 _MODULES = ("None", "builtins", "keras", "tfdist")  # allowed in a model file in safe mode
-_TRAINING_ONLY = ("accumulate_steps", "check_sync", "check_sync_every")
+_TRAINING_ONLY = ("accumulate_steps", "check_sync_every")
 
 
 class TrainedModel(NamedTuple):

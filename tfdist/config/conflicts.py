@@ -20,7 +20,6 @@ _LOCAL_TRAINING: Refusals = {
         is_auto,
         "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
     ),
-    "check_sync": "Replicas that train locally do not sum gradients: use --check_sync=variables or --sync=every_step.",
     "shard": "Replicas that train locally need their whole optimizer: leave out --shard or use --sync=every_step.",
     "find": "A search measures steps in which gradients are summed: leave out --sync while searching.",
 }
@@ -131,11 +130,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         ("commit_dir", "commit_every"),
         lambda c: c.commit_dir and not c.commit_every,
         "--commit_dir needs an interval between commits: add --commit_every or leave out --commit_dir.",
-    ),
-    (
-        ("check_sync", "check_sync_every"),
-        lambda c: c.check_sync != "variables" and not c.check_sync_every,
-        "--check_sync needs an interval between checks: add --check_sync_every or leave out --check_sync.",
     ),
     (
         ("clip_norm", "clip_value"),

@@ -87,7 +87,7 @@ EFFECTS = (
     ),
     Effect(
         "check_sync_every",
-        lambda c, job: job.replicas > 1 or job.sums_gradients or c.check_sync == "gradients",
+        lambda c, job: job.replicas > 1 or job.sums_gradients,
         "with one replica, there is nothing to compare. Leave it out, or use several replicas",
     ),
     Effect(

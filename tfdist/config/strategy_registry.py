@@ -226,7 +226,6 @@ DECLARATIONS = (
             "all_reduce": "On a mesh, DTensor reduces gradients itself: leave out --all_reduce or use another --strategy.",
             "jit_compile": "On a mesh, DTensor compiles its programs itself: leave out --jit_compile or use another "
             "--strategy.",
-            "check_sync": "On a mesh, replicas have no gradients of their own: use --check_sync=variables.",
         },
         check=_check_mesh,
         runs_keras_fit=False,
@@ -259,7 +258,6 @@ DECLARATIONS = (
                 is_auto,
                 "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto.",
             ),
-            "check_sync": "Processes of a pipeline have gradients of different variables: use --check_sync=variables.",
         },
         check=check_pipeline,
         check_cluster=lambda config, cluster: parse_grid(config.mesh_shape, cluster.size, config.layout),
@@ -288,7 +286,6 @@ DECLARATIONS = (
             "all_reduce": "Parameter servers add gradients themselves: leave out --all_reduce.",
             "ema": "Parameter servers keep no average of the weights: leave out --ema.",
             "find": "A search needs gradients of one step at a time: use another --strategy for --find.",
-            "check_sync": "Gradients of workers differ between parameter servers' updates: use --check_sync=variables.",
         },
         auto=lambda cluster, devices: cluster.servers > 0,
         check_cluster=lambda config, cluster: parse_staleness(config.staleness).needed_shares(

@@ -37,7 +37,7 @@ _MODELS = ("mlp", "cnn", "resnet50", "transformer")
 _RUN_FLAGS = (  # flags of a run with a directory, without effect on `verify`
     "elastic_batch compression_check_every compression_max_error output_dir checkpoint_every keep checkpoint_async"
     " checkpoint_strict commit_dir commit_every resume log_every eval_every loggers measure_every profile_steps"
-    " stall_warning_seconds stall_shutdown_seconds check_sync_every check_sync dry_run steps_per_call"
+    " stall_warning_seconds stall_shutdown_seconds check_sync_every dry_run steps_per_call"
     " best early_stopping callbacks overwrite find"
 ).split()
 
@@ -255,11 +255,6 @@ class TrainConfig(TrainerOptions, JobConfig):
     check_sync_every: int = check_flag(
         0,
         "Number of steps between checks that replicas are identical, except for what --sync makes local. 0 disables them.",
-    )
-    check_sync: str = check_flag(
-        "variables",
-        "What to check: variables (a difference ends the run) or gradients (logs the norm of each replica).",
-        choices=("variables", "gradients"),
     )
     find: str = check_flag(
         "",

@@ -76,17 +76,16 @@ def create_metrics(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         try:
-            is_known = name in _LABEL_DEPENDENT or keras.metrics.get(name)
+            if name not in _LABEL_DEPENDENT:
+                keras.metrics.get(name)
         except ValueError:
-            is_known = None
+            known_names = *_LABEL_DEPENDENT, *_classes(keras.metrics, keras.Metric, exclude=("Metric",))
+            raise InputError(f"--metrics={name} is not known.{nearest(name, known_names)}") from None
         except TypeError as error:
             raise InputError(
                 f"--metrics takes metrics that need no arguments. Received: {name} ({error}). "
                 "Pass such a metric to tfdist.Trainer, in a program."
             ) from error
-        if not is_known:
-            classes = _classes(keras.metrics, keras.Metric, exclude=("Metric",))
-            raise InputError(f"--metrics={name} is not known.{nearest(name, (*_LABEL_DEPENDENT, *classes))}")
     return names
 
 

@@ -1,10 +1,10 @@
 """Creates the weight synchronizer that `--sync` selects."""
 
-from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 
-from tfdist.config.sync import EASGD, DiLoCo, FedAvg, HierarchicalLocalSGD, LocalSGD, PostLocalSGD, Sync
+from tfdist.config.sync import EASGD, FedAvg, HierarchicalLocalSGD, LocalSGD, Sync
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip
@@ -13,20 +13,14 @@ from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
 from tfdist.synchronization.elastic_averaging import ElasticSynchronizer
-from tfdist.synchronization.exchange import tensor_specs
 from tfdist.synchronization.federated import FederatedSynchronizer, round_specs
 from tfdist.synchronization.interface import WeightSynchronizer
 from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSynchronizer
 from tfdist.synchronization.server_updates import ServerSynchronizer
 from tfdist.synchronization.streaming import StreamingSynchronizer
 
-_SYNCHRONIZERS: Mapping[type[Sync], Callable[..., WeightSynchronizer]] = {
-    LocalSGD: PeriodicSynchronizer,
-    PostLocalSGD: PeriodicSynchronizer,
-    HierarchicalLocalSGD: HierarchicalSynchronizer,
-    DiLoCo: PeriodicSynchronizer,
-    EASGD: ElasticSynchronizer,
-}
+# Those that are no `PeriodicSynchronizer`.
+_SYNCHRONIZERS: dict[type[Sync], Any] = {EASGD: ElasticSynchronizer, HierarchicalLocalSGD: HierarchicalSynchronizer}
 
 
 def make_synchronizer(
@@ -53,12 +47,10 @@ def make_synchronizer(
             "Replicas that train locally cannot normalize over all replicas. Received: "
             f"sync={sync} and {normalization_layers[0].path}. Use --batch_norm=local, or --sync=every_step."
         )
-    weights = list(model.trainable_variables)
+    weights, create_reducer = list(model.trainable_variables), lambda specs: compression.reducer(specs, {}, ())
     if isinstance(sync, FedAvg):
         specs = round_specs(weights)
-        reduction = Reduction(compression.reducer(specs, {}, ()), specs, store, "exchange/")
-        return FederatedSynchronizer(sync, model, strategy, reduction)
-    if isinstance(sync, LocalSGD) and not sync.is_blocking:
-        return StreamingSynchronizer(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)
-    reducer = compression.reducer(tensor_specs(weights), {}, ())
-    return _SYNCHRONIZERS[type(sync)](sync, model, strategy, reducer, store)
+        return FederatedSynchronizer(sync, model, strategy, Reduction(create_reducer(specs), specs, store, "exchange/"))
+    streams = isinstance(sync, LocalSGD) and not sync.is_blocking
+    kind: Any = StreamingSynchronizer if streams else _SYNCHRONIZERS.get(type(sync), PeriodicSynchronizer)
+    return kind(sync, model, strategy, create_reducer, store)

@@ -25,11 +25,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.config.sync import EASGD
-from tfdist.distribution.strategy import Strategy
-from tfdist.gradients import Reducer
 from tfdist.step.layer_state import TemporaryValues
-from tfdist.step.state_store import StateStore
-from tfdist.synchronization.exchange import Exchange, ExchangeResult, apply_constraints, square_norm
+from tfdist.synchronization.exchange import Exchange, ExchangeResult, apply_constraints, read_variables, square_norm
 from tfdist.synchronization.periodic import PeriodicSynchronizer
 
 
@@ -42,23 +39,22 @@ class ElasticExchange(Exchange):
 
     def _message(self, weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """See base class. Differences have equal weights."""
-        changes = [x - w for x, w in zip(self._global_weights.values(), weights, strict=True)]
+        changes = [x - w for x, w in zip(self.global_weights.values(), weights, strict=True)]
         return [*changes, rows, square_norm(changes)]
 
-    def _update(
-        self, weights: Sequence[tf.Tensor], totals: Sequence[tf.Tensor]
-    ) -> tuple[list[tf.Tensor], ExchangeResult]:
+    def _update(self, totals: Sequence[tf.Tensor]) -> ExchangeResult:
         *totals, rows, squares = totals
-        replicas, center = self._strategy.replicas, self._global_weights.values()
-        new_weights = apply_constraints(
-            self._weights, [w + self._alpha * (x - w) for x, w in zip(center, weights, strict=True)]
-        )
+        replicas, center = self._strategy.replicas, self.global_weights.values()
         new_center = [x - self._alpha * total for x, total in zip(center, totals, strict=True)]
-        self._global_weights.assign(apply_constraints(self._weights, new_center))
+        self.global_weights.assign(apply_constraints(self.weights, new_center))
         change = [total / replicas for total in totals]
         mean = [x - difference for x, difference in zip(center, change, strict=True)]
         spread = tf.maximum(squares / replicas - square_norm(change), 0)
-        return new_weights, ExchangeResult(tf.sqrt(spread) / tf.sqrt(square_norm(mean)), rows)
+        return ExchangeResult(tf.sqrt(spread) / tf.sqrt(square_norm(mean)), rows)
+
+    def _used_weights(self, changes: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        pairs = zip(read_variables(self.weights), changes, strict=True)
+        return apply_constraints(self.weights, [w + self._alpha * change for w, change in pairs])
 
 
 class ElasticSynchronizer(PeriodicSynchronizer):
@@ -69,12 +65,13 @@ class ElasticSynchronizer(PeriodicSynchronizer):
 
     _sync: EASGD
 
-    def __init__(self, sync: EASGD, model: keras.Model, strategy: Strategy, reducer: Reducer, store: StateStore):
-        super().__init__(sync, model, strategy, reducer, store)
-        self._center = TemporaryValues(self._weights, strategy, lambda _: self._global_weights.values())
-
-    def _make_exchange(self, *args: Any) -> Exchange:
-        return ElasticExchange(*args, alpha=self._sync.effective_alpha(self._strategy.replicas))
+    def _make_exchanges(self, model: keras.Model) -> Sequence[Exchange]:
+        alpha = self._sync.effective_alpha(self._strategy.replicas)
+        exchange = ElasticExchange(
+            model.trainable_variables, self._strategy, self._create_reducer, self._store, alpha=alpha
+        )
+        self._center = TemporaryValues(exchange.weights, self._strategy, lambda _: exchange.global_weights.values())
+        return [exchange]
 
     def begin(self, step: int, batch_size: int) -> None:
         self._sync.check_alpha(self._strategy.replicas)

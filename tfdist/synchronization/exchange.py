@@ -12,6 +12,7 @@ Cost of an exchange: one all-reduce of P + 2 numbers for P trainable parameters.
 and of moving statistics take one more all-reduce each. Memory: the global weights and the outer optimizer's state.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording
+from tfdist.collectives.forwarding import SequentialCollectives
 from tfdist.config.spec import parse
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
@@ -30,6 +32,8 @@ from tfdist.step.local_step import ROWS
 from tfdist.step.reduction import Reduction, square_norms
 from tfdist.step.settings import named_specs
 from tfdist.step.state_store import StateStore
+
+CreateReducer = Callable[[Sequence[tf.TensorSpec]], Reducer]
 
 
 class GlobalWeights:
@@ -106,8 +110,7 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
     """Creates the outer optimizer that `text` describes, or returns None for an empty text.
 
     Raises:
-      InputError: the optimizer or an argument is unknown, or it accumulates gradients, or its state is initialized with a
-        copy of the weights.
+      InputError: the optimizer or an argument is unknown, or its state is initialized with a copy of the weights.
     """
     if not text:
         return None
@@ -116,11 +119,6 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
         raise InputError(
             "The state of an outer optimizer cannot begin as a copy of the weights, which it receives later. Received: "
             f"outer={text}. Use another optimizer, such as adam."
-        )
-    if optimizer.gradient_accumulation_steps:
-        raise InputError(
-            f"An outer optimizer must update the weights in each exchange. Received: outer={text}. Leave out "
-            "gradient_accumulation_steps, and use a longer period."
         )
     return optimizer
 
@@ -143,10 +141,21 @@ def tensor_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
 
 
 class Exchange:
-    """Exchanges the weights of one model.
+    """The exchange of some weights, in three replica functions: `prepare`, `exchange` and `use_result`; or `run` for all.
+
+    With the notation above, weights that were sent at step t are replaced at step u by
+
+        w_r(u) = x'                                         the default
+        w_r(u) = mixing w_r(u) + (1 - mixing) x'            Streaming DiLoCo (Douillard et al., arXiv:2501.18512)
+        w_r(u) = x' + w_r(u) - w_r(t)                       local SGD with a delay (CoCoD-SGD, Shen et al., arXiv:1906.12043)
+
+    `exchange` neither reads nor changes variables of the steps, so both may run concurrently.
 
     Attributes:
-      rows: scalar per replica; rows on which it has trained since the last exchange.
+      weights: the trainable variables.
+      global_weights: the global weights.
+      own_variables: the weights that each replica sent, if replicas keep their local progress; else empty.
+      all_rows: scalar per replica; rows that the steps have counted.
       reduction: sums messages over replicas.
       recording: the calls of the latest trace.
     """
@@ -154,78 +163,135 @@ class Exchange:
     def __init__(
         self,
         weights: Sequence[keras.Variable],
-        optimizer: keras.Optimizer,
         strategy: Strategy,
-        reducer: Reducer,
-        global_weights: GlobalWeights,
+        create_reducer: CreateReducer,
         store: StateStore,
+        outer: str = "",
         *,
+        name: str = "exchange",
+        mixing: float | None = 0.0,
+        optimizer: keras.Optimizer | None = None,
         optimizer_state: str = "local",
         statistics: Sequence[keras.Variable] = (),
     ):
-        """Initializes the exchange of trainable variables `weights`, whose changes `reducer` sums over replicas.
+        """Creates the variables.
 
-        `optimizer_state` is "local", "averaged" or "reset"; `statistics` are variables to average.
+        Args:
+          weights: trainable variables.
+          strategy: strategy of the replicas.
+          create_reducer: returns the reducer of changes, given their specs.
+          store: stores the state of the exchange.
+          outer: see `GlobalWeights`.
+          name: name of messages and state.
+          mixing: see `LocalSGD.effective_mixing`.
+          optimizer: optimizer of the replicas; only for a state that is not local.
+          optimizer_state: "local", "averaged" or "reset".
+          statistics: variables to average.
         """
-        self._strategy, self._global_weights = strategy, global_weights
-        self._weights = list(weights)
-        self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
-        self._statistics = list(statistics)
-        self._initial_slots = InitialState(optimizer) if optimizer_state == "reset" else None
-        [self.rows] = store.variables([ROWS])
-        self.reduction = Reduction(reducer, tensor_specs(weights), store, "exchange/")
+        self.weights, self.global_weights = list(weights), GlobalWeights(weights, strategy, outer)
         self.recording: Recording | None = None
+        self._strategy, self._name, self._mixing = strategy, name, mixing
+        self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
+        self._initial_slots = InitialState(optimizer) if optimizer_state == "reset" else None
+        self._statistics = list(statistics)
+        specs = tensor_specs(weights)
+        self.reduction = Reduction(create_reducer(specs), specs, store, f"{name}/")
+        # Steps count all rows; fragments of the weights are sent at different steps.
+        self.all_rows, self._rows_sent = store.variables([ROWS, dataclasses.replace(ROWS, name=f"{name}/rows_sent")])
+        self.own_variables: list[keras.Variable] = []
+        if mixing is None:
+            with strategy.scope():
+                self.own_variables = [zeros_like(variable, "sent") for variable in weights]
 
-    def exchange(self, expected_rows: tf.Tensor) -> ExchangeResult:
-        """Exchanges the weights. A replica function.
+    def rows(self) -> tf.Tensor:
+        """Returns the number of rows on which the replica has trained since the weights were sent."""
+        return tf.convert_to_tensor(self.all_rows) - tf.convert_to_tensor(self._rows_sent)
+
+    def take_weights(self) -> None:
+        """Assigns the weights, which are equal on all replicas, to the global weights."""
+        self.global_weights.take_weights(self.weights)
+        self._rows_sent.assign(tf.convert_to_tensor(self.all_rows))
+
+    def run(self, expected_rows: tf.Tensor) -> ExchangeResult:
+        """Exchanges the weights at once, and the state of the optimizer and the statistics; see `prepare`."""
+        message = self.prepare(expected_rows)
+        result = self.exchange(message, self._strategy.step_collectives)
+        state = self.new_state(message[-2], result.rows, self._strategy.step_collectives)
+        self.assign(self._used_weights(message[:-2]), state)
+        for variable in (self.all_rows, self._rows_sent):
+            variable.assign(tf.zeros([], variable.dtype))
+        return result
+
+    def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the message of the replica.
 
         Args:
           expected_rows: scalar of dtype floatx; rows since the last exchange of a replica with an equal share.
         """
-        self.recording = Recording(self._strategy.step_collectives)
         # Relative to an equal share, which preserves the magnitude of changes for lossy dtypes.
-        rows = tf.cast(tf.convert_to_tensor(self.rows), expected_rows.dtype) / expected_rows
-        local_weights = self.local_weights()
-        reduction = self.reduction.reduce(self._message(local_weights, rows), self.recording, name="exchange")
-        weights, result = self._update(local_weights, reduction.totals)
-        state = self.new_state(rows, result.rows, self._strategy.step_collectives)
-        self.assign(weights, state, reduction.state)
-        self.rows.assign(tf.zeros([], self.rows.dtype))
+        rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
+        weights = read_variables(self.weights)
+        message = self._message(weights, rows)
+        with self._strategy.own_copies(self.own_variables):
+            assign(self.own_variables, weights if self.own_variables else [])
+        self._rows_sent.assign(tf.convert_to_tensor(self.all_rows))
+        return message
+
+    def exchange(self, message: Sequence[tf.Tensor], collectives: Collectives | None = None) -> ExchangeResult:
+        """Sums the messages of all replicas and updates the global weights.
+
+        By default, `collectives` divide the message, so that those of concurrent steps do not wait for all of it.
+        """
+        self.recording = Recording(collectives or SequentialCollectives(self._strategy.step_collectives))
+        reduction = self.reduction.reduce(message, self.recording, name=self._name)
+        result = self._update(reduction.totals)
+        self.reduction.assign(reduction.state)
         return result
+
+    def use_result(self) -> None:
+        """Updates the replica's weights with the result of the exchange."""
+        self.assign(self._used_weights(), [])
+
+    def assign(self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]) -> None:
+        """Assigns this replica's weights and its `new_state`. In a replica function."""
+        variables = [*self.weights, *self._slots, *self._statistics]
+        with self._strategy.own_copies(variables):
+            assign(variables, [*weights, *state])
+
+    def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
+        """Returns the optimizer's new state, unless it stays local, and the averaged statistics. In a replica function."""
+        if self._initial_slots is not None:
+            slots = self._initial_slots.tensors()
+        else:
+            slots = read_variables(self._slots)
+            slots = weighted_mean(slots, rows, all_rows, collectives) if slots else []
+        means = replica_means(read_variables(self._statistics), rows, collectives, name="exchange/statistics")
+        return [*slots, *means]
 
     def _message(self, weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the message of a replica with these weights; see `message_of`."""
-        return message_of(self._global_weights.values(), weights, rows)
+        return message_of(self.global_weights.values(), weights, rows)
 
-    def _update(
-        self, weights: Sequence[tf.Tensor], totals: Sequence[tf.Tensor]
-    ) -> tuple[list[tf.Tensor], ExchangeResult]:
-        """Updates the global weights with the sum of all messages; returns the replica's new weights."""
-        return update_global_weights(self._global_weights, totals)
+    def _update(self, totals: Sequence[tf.Tensor]) -> ExchangeResult:
+        """Updates the global weights with the sum of all messages."""
+        *changes, rows, squares = totals
+        mean = [tf.math.divide_no_nan(change, tf.cast(rows, change.dtype)) for change in changes]
+        weights = self.global_weights.update(mean)
+        spread = tf.math.divide_no_nan(squares, rows) - square_norm(mean)
+        return ExchangeResult(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(square_norm(weights)), rows)
 
-    def local_weights(self) -> list[tf.Tensor]:
-        """Returns this replica's weights. In a replica function."""
-        return read_variables(self._weights)
-
-    def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-        """Returns the optimizer's new state, unless it stays local, and the averaged statistics. A replica function."""
-        means = replica_means(read_variables(self._statistics), rows, collectives, name="exchange/statistics")
-        return [*self._new_slots(rows, all_rows, collectives), *means]
-
-    def _new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-        if self._initial_slots is not None:
-            return self._initial_slots.tensors()
-        slots = read_variables(self._slots)
-        return weighted_mean(slots, rows, all_rows, collectives) if slots else []
-
-    def assign(
-        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], reducer_state: Sequence[tf.Tensor]
-    ) -> None:
-        """Assigns this replica's weights, its `new_state` and the reducer's new state. In a replica function."""
-        variables = [*self._weights, *self._slots, *self._statistics]
-        with self._strategy.own_copies(variables):
-            assign(variables, [*weights, *state])
-        self.reduction.assign(reducer_state)
+    def _used_weights(self, changes: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """Returns the replica's new weights; `changes` are those that it has just sent, without the scalars."""
+        global_weights, local_weights = self.global_weights.values(), read_variables(self.weights)
+        if self._mixing is None:
+            sent_weights = read_variables(self.own_variables)
+            weights = [x + (w - s) for x, w, s in zip(global_weights, local_weights, sent_weights, strict=True)]
+        elif self._mixing:
+            pairs = zip(global_weights, local_weights, strict=True)
+            weights = [self._mixing * w + (1 - self._mixing) * x for x, w in pairs]
+        else:
+            return global_weights
+        return apply_constraints(self.weights, weights)
 
 
 def message_of(global_weights: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
@@ -235,17 +301,6 @@ def message_of(global_weights: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
     """
     changes = [x - w for x, w in zip(global_weights, weights, strict=True)]
     return [*(change * tf.cast(rows, change.dtype) for change in changes), rows, rows * square_norm(changes)]
-
-
-def update_global_weights(
-    global_weights: GlobalWeights, totals: Sequence[tf.Tensor]
-) -> tuple[list[tf.Tensor], ExchangeResult]:
-    """Updates the global weights with the sum of all messages; returns them and the result of the exchange."""
-    *changes, rows, squares = totals
-    mean = [tf.math.divide_no_nan(change, tf.cast(rows, change.dtype)) for change in changes]
-    weights = global_weights.update(mean)
-    spread = tf.math.divide_no_nan(squares, rows) - square_norm(mean)
-    return weights, ExchangeResult(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(square_norm(weights)), rows)
 
 
 def weighted_mean(

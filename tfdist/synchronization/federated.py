@@ -380,18 +380,3 @@ def divide_among_clients(sync: Sync, examples: Examples, batch_size: int, seed: 
     if not isinstance(sync, FedAvg) or isinstance(examples, ClientExamples):
         return examples
     return ClientExamples(examples, sync, batch_size, seed)
-
-
-def examples_per_step(sync: Sync, size: int, batch_size: int, replicas: int) -> int:
-    """Returns `Sync.examples_per_step`.
-
-    Raises:
-      InputError: there are more replicas than examples in a round.
-    """
-    examples = sync.examples_per_step(size, batch_size)
-    if sync.trains_clients and examples < replicas:
-        raise InputError(
-            "A round must have an example for each replica. Received: "
-            f"sync={sync}, {size} examples and {replicas} replicas. Use a larger fraction, or fewer replicas."
-        )
-    return examples

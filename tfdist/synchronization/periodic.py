@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,68 +13,55 @@ from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.sync import Averaging, HierarchicalLocalSGD, Periodic
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
-from tfdist.gradients import Reducer
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.exchange import (
+    CreateReducer,
     Exchange,
     ExchangeResult,
-    GlobalWeights,
     apply_constraints,
     message_of,
+    read_variables,
     replica_mean,
     tensor_specs,
 )
 from tfdist.synchronization.interface import WeightSynchronizer
 
 
-def check_resumable(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_compatible: bool) -> None:
-    """Checks that replicas that have trained locally can continue with a synchronization method.
-
-    Their weights differ from each other and from the global weights in a way that depends on the method: another method
-    would assume that they are equal, or lose the result of a pending exchange.
-
-    Args:
-      sync: synchronization of the resumed run.
-      saved: result of `WeightSynchronizer.to_json`; empty for an unknown run.
-      step: number of updates done.
-      is_compatible: whether the method can continue from `saved` if replicas train locally in the next step.
-
-    Raises:
-      InputError: the method cannot continue the run.
-    """
-    have_trained_locally = saved.get("last_exchange") is not None or bool(saved.get("since"))
-    if not have_trained_locally or (is_compatible and step >= sync.first_local_step):
-        return
-    raise InputError(
-        f"A run must resume with the same method of exchanging weights. Received: sync={sync} at step {step} of a run whose "
-        "replicas train locally in another way. Use the `sync` of that run."
-    )
-
-
 class PeriodicSynchronizer(WeightSynchronizer):
-    """Exchanges the weights every `period` steps; see `Exchange`."""
+    """Exchanges all weights every `period` steps; see `Exchange`."""
 
     has_local_weights = True
 
-    def __init__(self, sync: Periodic, model: keras.Model, strategy: Strategy, reducer: Reducer, store: StateStore):
-        self._sync, self._strategy = sync, strategy
-        self._weights, optimizer = list(model.trainable_variables), inner_optimizer(model.optimizer)
-        self._statistics = keras_internals.moving_statistics(model)
-        self._global_weights = GlobalWeights(self._weights, strategy, sync.outer)
-        self.variables = self._global_weights.variables
-        self._exchange = self._make_exchange(self._weights, optimizer, strategy, reducer, self._global_weights, store)
-        averages = [average for _, average in keras_internals.weight_averages(optimizer)]
-        self._mean = replica_mean([*self._weights, *averages], strategy, self._rows)
-        self._averages_mean = replica_mean(averages, strategy, self._rows)
-        self._compiled_exchange: Any = None
+    def __init__(
+        self, sync: Periodic, model: keras.Model, strategy: Strategy, create_reducer: CreateReducer, store: StateStore
+    ):
+        self._sync, self._strategy, self._create_reducer, self._store = sync, strategy, create_reducer, store
+        self._optimizer = inner_optimizer(model.optimizer)
+        self._averages = {id(v): average for v, average in keras_internals.weight_averages(self._optimizer)}
+        self._exchanges = self._make_exchanges(model)
+        self.variables = [v for exchange in self._exchanges for v in exchange.global_weights.variables]
+        self.own_variables = [v for exchange in self._exchanges for v in exchange.own_variables]
+        self._means = [
+            replica_mean([*e.weights, *self._averages_of(e.weights)], strategy, e.rows) for e in self._exchanges
+        ]
+        self._averages_mean = replica_mean(list(self._averages.values()), strategy, self._exchanges[0].rows)
+        self._compiled_functions: dict[Callable[..., Any], Any] = {}
         self._batch_size = 0
         self._last_exchange: int | None = None  # step of the last exchange; None before local training begins
 
-    def _make_exchange(self, *args: Any) -> Exchange:
-        """Creates the exchange from the positional arguments of `Exchange`."""
-        state = self._sync.state if isinstance(self._sync, Averaging) else "local"
-        return Exchange(*args, optimizer_state=state, statistics=self._statistics)
+    def _make_exchanges(self, model: keras.Model) -> Sequence[Exchange]:
+        sync, weights, statistics = self._sync, model.trainable_variables, keras_internals.moving_statistics(model)
+        options = {"optimizer": self._optimizer, "statistics": statistics}
+        state = sync.state if isinstance(sync, Averaging) else "local"
+        return [
+            Exchange(
+                weights, self._strategy, self._create_reducer, self._store, sync.outer, optimizer_state=state, **options
+            )
+        ]
+
+    def _averages_of(self, weights: Sequence[keras.Variable]) -> list[keras.Variable]:
+        return [self._averages[id(variable)] for variable in weights if id(variable) in self._averages]
 
     def is_local_step(self, step: int) -> bool:
         return step >= self._sync.first_local_step
@@ -88,7 +75,12 @@ class PeriodicSynchronizer(WeightSynchronizer):
         self._batch_size = batch_size
         if self.is_local_step(step) and self._last_exchange in (None, step):
             self._last_exchange = step
-            tf.function(self._take_over_global_weights, autograph=False).get_concrete_function()()
+            self._take_over_weights()
+
+    def _take_over_weights(self) -> None:
+        """Assigns the weights, which are equal on all replicas, to the global weights."""
+        for exchange in self._exchanges:
+            self._on_replicas(exchange.take_weights)
 
     def run_exchanges(self, step: int) -> Mapping[str, float]:
         """See base class. Returns `replica_divergence`."""
@@ -98,33 +90,23 @@ class PeriodicSynchronizer(WeightSynchronizer):
         if not self.is_local_step(step) or self.next(step - 1) != step or self._last_exchange == step:
             return {}
         assert self._last_exchange is not None
-        share = self._batch_size * (step - self._last_exchange) / self._strategy.replicas
-        result = self._run_exchange(tf.constant(share, keras.config.floatx()))
+        [exchange], share = self._exchanges, self._share(step - self._last_exchange)
+        result = self._compiled_exchange(exchange, exchange.run, share)(share)
         self._last_exchange = step
-        return {"replica_divergence": float(result.divergence)}
+        return {"replica_divergence": self._divergence(result)}
 
     def with_global_weights(self, step: int) -> contextlib.AbstractContextManager[None]:
         """See base class. Right after an exchange, only averages of weights may differ between replicas."""
         weights_agree = self._last_exchange is None or self._last_exchange == step
-        return self._averages_mean() if weights_agree else self._mean()
-
-    def _rows(self) -> tf.Tensor:
-        """Returns the number of rows since the last exchange."""
-        return tf.convert_to_tensor(self._exchange.rows)
-
-    def _take_over_global_weights(self) -> None:
-        """Assigns the weights, which are equal on all replicas, to the global weights."""
-        self._strategy.run(lambda: self._global_weights.take_weights(self._weights))
-
-    def _exchange_all(self, rows: tf.Tensor) -> Any:
-        """Exchanges the weights of all replicas; `rows` is the expected number of rows per replica."""
-        return self._strategy.run(self._exchange.exchange, rows)
+        return self._averages_mean() if weights_agree else self._means[0]()
 
     @property
     def payload_per_step(self) -> float:
-        """See base class. This is the payload of an exchange divided by the period."""
-        recording = self._exchange.recording
-        return recording.payload_bytes / self._sync.period if recording else 0
+        """See base class. This is the payload of an exchange of all weights divided by the period."""
+        recordings = [exchange.recording for exchange in self._exchanges if exchange.recording]
+        if len(recordings) < len(self._exchanges):
+            return 0
+        return sum(recording.payload_bytes for recording in recordings) / self._sync.period
 
     def to_json(self) -> dict[str, Any]:
         return {"last_exchange": self._last_exchange}
@@ -133,25 +115,55 @@ class PeriodicSynchronizer(WeightSynchronizer):
         """See base class.
 
         Raises:
-          InputError: the run exchanged fragments, used a delay or a center, or trained locally during the warmup.
+          InputError: replicas have trained locally with another method, which leaves their weights different from each other
+            and from the global weights in another way, or trained locally in the warmup of this one.
         """
-        check_resumable(self._sync, saved, step, is_compatible=self._can_resume(saved))
+        have_trained_locally = saved.get("last_exchange") is not None or bool(saved.get("since"))
+        if have_trained_locally and not (self._can_resume(saved) and self.is_local_step(step)):
+            raise InputError(
+                f"A run must resume with the same method of exchanging weights. Received: sync={self._sync} at step {step} of "
+                "a run whose replicas train locally in another way. Use the `sync` of that run."
+            )
         self._last_exchange = saved.get("last_exchange")
 
     def _can_resume(self, saved: Mapping[str, Any]) -> bool:
-        """Returns whether an exchange left the replicas of a run with the global weights; see `to_json`."""
+        """Returns whether the method can continue from a result of `to_json` if replicas train locally in the next step."""
         return not saved.get("since") and not saved.get("center")
 
-    def _run_exchange(self, share: tf.Tensor) -> ExchangeResult:
-        """Exchanges the weights. Processes compare their calls the first time."""
-        if self._compiled_exchange is None:
-            self._compiled_exchange = tf.function(self._exchange_all, autograph=False).get_concrete_function(
-                tf.TensorSpec([], share.dtype)
-            )
-            assert self._exchange.recording is not None
-            agree_on_plan(self._strategy.peers, self._exchange.recording.calls)
-        result = self._compiled_exchange(share)
-        return ExchangeResult(*(self._strategy.local(value)[0] for value in result))
+    def _share(self, steps: int) -> tf.Tensor:
+        """Returns the rows of a replica with an equal share in a number of steps, a scalar of dtype floatx."""
+        return tf.constant(self._batch_size * steps / self._strategy.replicas, keras.config.floatx())
+
+    def _divergence(self, result: ExchangeResult) -> float:
+        return float(self._strategy.local(result.divergence)[0])
+
+    def _compiled_exchange(self, exchange: Exchange, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Same as `_compiled_for`. Processes compare their calls the first time."""
+        is_first = exchange.recording is None
+        compiled = self._compiled_for(function, *args, **options)
+        if is_first:
+            assert exchange.recording is not None
+            agree_on_plan(self._strategy.peers, exchange.recording.calls)
+        return compiled
+
+    def _on_replicas(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self._compiled_for(function, *args)(*args)
+
+    def _compiled_for(
+        self, function: Callable[..., Any], *args: Any, prologue: Callable[[], object] = lambda: None
+    ) -> Any:
+        """Returns a replica function compiled for arguments of these shapes. Compiles it once, in the main thread.
+
+        `prologue` is called at the start of the trace, outside of replicas.
+        """
+
+        def run(*run_args: Any) -> Any:
+            prologue()
+            return self._strategy.run(function, *run_args)
+
+        if function not in self._compiled_functions:
+            self._compiled_functions[function] = tf.function(run, autograph=False).get_concrete_function(*args)
+        return self._compiled_functions[function]
 
 
 class HierarchicalSynchronizer(PeriodicSynchronizer):
@@ -167,7 +179,7 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         sync: HierarchicalLocalSGD,
         model: keras.Model,
         strategy: Strategy,
-        reducer: Reducer,
+        create_reducer: CreateReducer,
         store: StateStore,
     ):
         """Creates the global weights.
@@ -177,17 +189,18 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
             on all replicas, which groups do not guarantee.
         """
         sync.groups(strategy.replicas)
-        reducer_states = reducer.state(tensor_specs(model.trainable_variables))
+        specs = tensor_specs(model.trainable_variables)
+        reducer_states = create_reducer(specs).state(specs)
         if any(state.dtype.is_floating and not state.per_replica for state in reducer_states):
             raise InputError(
                 f"Groups of replicas compress separately, but powersgd needs equal factors on all. Received: sync={sync}. "
                 "Choose another compression, or local_sgd."
             )
-        super().__init__(sync, model, strategy, reducer, store)
+        super().__init__(sync, model, strategy, create_reducer, store)
         self._levels = list(zip(sync.periods, sync.group_sizes, strict=False))
         states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.group_sizes]
         self._level_rows = store.variables(states)
-        self._compiled_levels: dict[int | None, Any] = {}
+        self._exchanges_of_levels = [functools.partial(self._exchange_group, level) for level in range(len(states))]
 
     def next(self, step: int) -> int | None:
         [(period, _), *_] = self._levels
@@ -198,12 +211,11 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         due_levels = [level for level, (period, _) in enumerate(self._levels) if has_replicas and step % period == 0]
         if step % self._sync.period and due_levels and self._last_exchange is not None:
             period, _ = self._levels[due_levels[-1]]
-            share = self._batch_size * period / self._strategy.replicas
-            self._exchange_of_level(due_levels[-1])(tf.constant(share, keras.config.floatx()))
+            self._on_replicas(self._exchanges_of_levels[due_levels[-1]], self._share(period))
             return {}
         fields = super().run_exchanges(step)
         if self._last_exchange == step:
-            self._exchange_of_level(None)(tf.constant(0, keras.config.floatx()))
+            self._on_replicas(self._begin_levels)
         return fields
 
     @property
@@ -212,22 +224,10 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         [(period, _), *_] = self._levels
         return super().payload_per_step * self._sync.period / period
 
-    def _exchange_of_level(self, level: int | None) -> Any:
-        """Returns the compiled exchange of a level; for None, the function to call after an exchange of all replicas."""
-        if level not in self._compiled_levels:
-            function = self._begin_levels if level is None else functools.partial(self._exchange_group, level)
-
-            def run(share: tf.Tensor) -> Any:
-                return self._strategy.run(function, share)
-
-            spec = tf.TensorSpec([], keras.config.floatx())
-            self._compiled_levels[level] = tf.function(run, autograph=False).get_concrete_function(spec)
-        return self._compiled_levels[level]
-
-    def _begin_levels(self, share: tf.Tensor) -> None:
+    def _begin_levels(self) -> None:
         """Starts counting the rows of all levels. A replica function."""
         for variable in self._level_rows:
-            variable.assign(self._exchange.rows)
+            variable.assign(self._exchanges[0].all_rows)
 
     def _exchange_group(self, level: int, share: tf.Tensor) -> None:
         """Replaces the weights by their mean over this replica's group. A replica function.
@@ -240,9 +240,9 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         collectives = self._strategy.collectives
         first_rank = collectives.static_rank // size * size
         group = collectives.group(range(first_rank, first_rank + size))
-        exchange = self._exchange
-        rows = tf.cast(tf.convert_to_tensor(exchange.rows) - self._level_rows[level], share.dtype) / share
-        global_weights, local_weights = self._global_weights.values(), exchange.local_weights()
+        [exchange] = self._exchanges
+        rows = tf.cast(tf.convert_to_tensor(exchange.all_rows) - self._level_rows[level], share.dtype) / share
+        global_weights, local_weights = exchange.global_weights.values(), read_variables(exchange.weights)
         reduction = exchange.reduction.reduce(
             message_of(global_weights, local_weights, rows), group, name=f"exchange/level{level}"
         )
@@ -251,8 +251,7 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
             tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may have skipped
             for x, d, w in zip(global_weights, changes, local_weights, strict=True)
         ]
-        exchange.assign(
-            apply_constraints(self._weights, means), exchange.new_state(rows, all_rows, group), reduction.state
-        )
+        exchange.assign(apply_constraints(exchange.weights, means), exchange.new_state(rows, all_rows, group))
+        exchange.reduction.assign(reduction.state)
         for variable in self._level_rows[: level + 1]:
-            variable.assign(exchange.rows)
+            variable.assign(exchange.all_rows)

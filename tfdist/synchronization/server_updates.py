@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -58,15 +58,9 @@ class Statistics:
     def __init__(self, workers: int, update_seconds: Sequence[float], *, counts_staleness: bool = True):
         """Starts to count, given each server's seconds of updates so far, and whether gradients may be stale."""
         self._workers, self._counts_staleness = workers, counts_staleness
-        self._reset(update_seconds)
-
-    def _reset(self, update_seconds: Sequence[float]) -> None:
         self._first_update_seconds = self._update_seconds = update_seconds
+        self._results: list[RangeResult] = []
         self._seconds = 0.0
-        self._updates: collections.Counter[int] = collections.Counter()  # by worker
-        self._work: dict[tuple[int, str], float] = collections.defaultdict(float)  # by worker and name
-        self._staleness: collections.Counter[int] = collections.Counter()  # the largest of the servers
-        self._staleness_by_server: list[collections.Counter[int]] = [collections.Counter() for _ in update_seconds]
 
     def add(self, result: RangeResult, seconds: float, update_seconds: Sequence[float]) -> None:
         """Adds a range of tickets.
@@ -76,47 +70,47 @@ class Statistics:
           seconds: its wall time.
           update_seconds: for each server, time in which it has applied updates so far.
         """
+        self._results.append(RangeResult([], result.updates, True, work=result.work))
         self._seconds += seconds
         self._update_seconds = update_seconds
-        for worker, work in enumerate(result.work):
-            for name, value in work.items():
-                self._work[worker, name] += value
-        for update in result.updates:
-            if not update.factor:
-                continue
-            self._updates.update(update.workers)
-            ages = [update.version - version for version in update.versions] if self._counts_staleness else []
-            for number, age in enumerate(ages):
-                self._staleness_by_server[number % len(self._staleness_by_server)][age] += 1
-            self._staleness.update([max(ages)] if ages else [])
 
     def take_fields(self) -> dict[str, Any]:
         """Returns the fields of a training record, and starts to count again; {} without updates."""
-        fields: dict[str, Any] = {}
-        if count := self._staleness.total():
-            mean = sum(age * number for age, number in self._staleness.items()) / count
-            histograms = [{str(age): c[age] for age in sorted(c)} for c in self._staleness_by_server]
-            fields = {"staleness": mean, "max_staleness": max(self._staleness), "staleness_histogram": histograms}
+        updates = [update for result in self._results for update in result.updates if update.factor]
+        fields = self._staleness_fields(updates) if self._counts_staleness else {}
         if self._seconds:
-            fields["workers"] = [self._worker_fields(worker) for worker in range(self._workers)]
-            fields["servers"] = [self._server_fields(server) for server in range(len(self._update_seconds))]
-        self._reset(self._update_seconds)
+            work: list[dict[str, float]] = [collections.defaultdict(float) for _ in range(self._workers)]
+            for result in self._results:
+                for sums, values in zip(work, result.work, strict=False):
+                    for name, value in values.items():
+                        sums[name] += value
+            counts = collections.Counter(worker for update in updates for worker in update.workers)
+            fields["workers"] = [self._worker_fields(counts[worker], sums) for worker, sums in enumerate(work)]
+            fields["servers"] = [self._server_fields(server, work) for server in range(len(self._update_seconds))]
+        self._results, self._seconds, self._first_update_seconds = [], 0.0, self._update_seconds
         return fields
 
-    def _worker_fields(self, worker: int) -> dict[str, Any]:
+    def _staleness_fields(self, updates: Sequence[Update]) -> dict[str, Any]:
+        ages = [[update.version - version for version in update.versions] for update in updates]
+        largest, servers = [max(values) for values in ages if values], len(self._update_seconds)
+        if not largest:
+            return {}
+        counts = [collections.Counter(age for values in ages for age in values[s::servers]) for s in range(servers)]
+        histograms = [{str(age): count[age] for age in sorted(count)} for count in counts]
+        mean = sum(largest) / len(largest)
+        return {"staleness": mean, "max_staleness": max(largest), "staleness_histogram": histograms}
+
+    def _worker_fields(self, updates: int, work: Mapping[str, float]) -> dict[str, Any]:
         return {
-            "updates": self._updates[worker],
-            "updates_per_second": self._updates[worker] / self._seconds,
-            "examples_per_second": self._work[worker, "examples"] / self._seconds,
-            "compute_seconds": self._work[worker, "compute"],
-            "wait_seconds": {cause: self._work[worker, cause] for cause in _WAITS},
+            "updates": updates,
+            "updates_per_second": updates / self._seconds,
+            "examples_per_second": work["examples"] / self._seconds,
+            "compute_seconds": work["compute"],
+            "wait_seconds": {cause: work[cause] for cause in _WAITS},
         }
 
-    def _server_fields(self, server: int) -> dict[str, float]:
-        pulled, pushed = (
-            int(sum(self._work[worker, f"{method}/{server}"] for worker in range(self._workers)))
-            for method in ("pull", "push")
-        )
+    def _server_fields(self, server: int, work: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        pulled, pushed = (int(sum(sums[f"{method}/{server}"] for sums in work)) for method in ("pull", "push"))
         seconds = self._update_seconds[server] - self._first_update_seconds[server]
         return {"pulled_bytes": pulled, "pushed_bytes": pushed, "update_seconds": seconds}
 
@@ -245,39 +239,34 @@ def check_supported(
     model: keras.Model, remote: RemoteVariables, settings: Settings, metrics: ModelMetrics, rate: float
 ) -> None:
     """Raises `InputError` for options and models that parameter servers do not support."""
-    needs_global_norm = (
-        bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None)) and remote.servers.count > 1
-    )
+    staleness, has_tables = remote.staleness, bool(remote.tables.numbers)
+    is_asynchronous, loss_scale = staleness.kind != SYNC, bool(settings.loss_scale)
+    has_norm = bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None))
+    has_passes = settings.jit_compile or settings.micro_steps > 1 or staleness.pull_every > 1
     rules = (
         (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
         (
-            bool(remote.tables.numbers)
-            and (
-                settings.jit_compile
-                or settings.micro_steps > 1
-                or metrics.count_all_rows
-                or remote.staleness.pull_every > 1
-            ),
+            has_tables and (has_passes or metrics.count_all_rows),
             "a single pass over independent rows, pulled for each step and without XLA, for an embedding that is split by rows",
             "jit_compile, accumulate_steps, pull_every, or outputs that depend on other rows",
             "no DynamicEmbedding" if remote.tables.keyed else "a larger --min_table_bytes",
         ),
         (
-            needs_global_norm,
+            has_norm and remote.servers.count > 1,
             "an optimizer that updates each variable independently, if there are several servers",
             "global_clipnorm",
             "--clip_norm, or the argument `clip` of Trainer",
         ),
         (
-            bool(settings.loss_scale) and not remote.whole_batches and remote.staleness.kind != SYNC,
+            loss_scale and is_asynchronous and not remote.whole_batches,
             "no loss scaling, if workers compute shares of different steps",
-            f"--staleness={remote.staleness} and a loss scale",
+            f"--staleness={staleness} and a loss scale",
             "--precision=mixed_bfloat16, or --staleness=sync",
         ),
         (
-            remote.staleness.kind != SYNC and metrics.count_all_rows,
+            is_asynchronous and metrics.count_all_rows,
             "outputs and metrics that are independent for each row, if workers do not compute each step together",
-            f"--staleness={remote.staleness} and a model whose rows depend on each other",
+            f"--staleness={staleness} and a model whose rows depend on each other",
             "--staleness=sync",
         ),
     )
@@ -513,12 +502,8 @@ class TicketLoop:
         return itertools.chain([(batch, numbers)], batches)
 
 
-class _Inputs(NamedTuple):
-    """What a worker computes a ticket from: its batch, the indices of the examples, and the ids of table rows."""
-
-    batch: Any
-    numbers: tf.Tensor
-    ids: Sequence[np.ndarray]
+# What a worker computes a ticket from: its batch, the indices of the examples, and the ids of table rows.
+_Inputs = tuple[Any, tf.Tensor, Sequence[np.ndarray]]
 
 
 class TicketInputs:
@@ -540,7 +525,7 @@ class TicketInputs:
         batch, numbers = self._known_batches[ticket]
         if ticket not in self._known_ids:
             self._known_ids[ticket] = self._find_ids(batch)
-        return _Inputs(batch, numbers, self._known_ids[ticket])
+        return batch, numbers, self._known_ids[ticket]
 
     def keep(self, ticket: int, active_tickets: Sequence[int]) -> None:
         """Forgets the inputs before a ticket, except those of active ones, because a worker that computes one may be lost."""

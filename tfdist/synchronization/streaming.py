@@ -6,181 +6,43 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import keras_internals
-from tfdist.collectives import Recording
-from tfdist.collectives.forwarding import SequentialCollectives
-from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.sync import LocalSGD
-from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
-from tfdist.gradients import Reducer
-from tfdist.step.layer_state import assign
-from tfdist.step.local_step import ROWS
-from tfdist.step.reduction import Reduction
-from tfdist.step.state_store import StateStore
-from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.exchange import (
-    ExchangeResult,
-    GlobalWeights,
-    apply_constraints,
-    message_of,
-    read_variables,
-    replica_mean,
-    tensor_specs,
-    update_global_weights,
-    zeros_like,
-)
-from tfdist.synchronization.interface import WeightSynchronizer
-from tfdist.synchronization.periodic import check_resumable
+from tfdist.synchronization.exchange import Exchange, ExchangeResult
+from tfdist.synchronization.periodic import PeriodicSynchronizer
 
 _T = TypeVar("_T")
 
 
-class BackgroundCall(Generic[_T]):
-    """A function call in a background thread, with its result or error.
+def call_in_background(function: Callable[[], _T], started: threading.Event) -> concurrent.futures.Future[_T]:
+    """Calls a function in a thread; returns when it has set `started`, because it may run concurrently with other calls.
 
     The thread is a daemon, unlike those of `concurrent.futures`: a call that waits for a lost process must not prevent this
     process from exiting.
     """
+    future: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
-    def __init__(self, function: Callable[[], _T], started: threading.Event, *, in_background: bool):
-        """Calls the function.
-
-        Args:
-          function: function without arguments.
-          started: event that the function sets when it may run concurrently with other calls.
-          in_background: whether to call the function in a thread, and to return after `started` is set.
-        """
-        self._function, self._started = function, started
-        self._future: concurrent.futures.Future[_T] = concurrent.futures.Future()
-        if in_background:
-            started.clear()
-            threading.Thread(target=self._run, name="tfdist-exchange", daemon=True).start()
-            started.wait()
-        else:
-            self._run()
-
-    def result(self) -> _T:
-        """Waits for the call and returns its result, or raises its error."""
-        return self._future.result()
-
-    def wait(self, seconds: float) -> None:
-        """Waits until the call has ended, for at most this time."""
-        concurrent.futures.wait([self._future], seconds)
-
-    def _run(self) -> None:
+    def run() -> None:
         # `started` is set before the future: a caller that waits for the result may then start the next call, which shares it.
         try:
-            result = self._function()
+            result = function()
         except BaseException as error:
-            self._started.set()
-            self._future.set_exception(error)
+            started.set()
+            future.set_exception(error)
         else:
-            self._started.set()
-            self._future.set_result(result)
+            started.set()
+            future.set_result(result)
 
-
-# Each fragment of the weights is exchanged separately, in three parts: the message, the exchange, and the use of its result.
-# With the notation of `exchange`, for the weights of one fragment, sent at step t and used at step u = t + delay:
-#
-#     d = sum over r of n_r (x - w_r(t)) / sum over r of n_r,        x' = outer(x, d)
-#     w_r(u) = mixing w_r(u) + (1 - mixing) x'            Streaming DiLoCo (Douillard et al., arXiv:2501.18512)
-#     w_r(u) = x' + w_r(u) - w_r(t)                       local SGD with a delay (CoCoD-SGD, Shen et al., arXiv:1906.12043)
-#
-# The exchange neither reads nor changes variables of the steps, so both may run concurrently.
-
-
-class Fragment:
-    """The replica functions of one fragment.
-
-    Attributes:
-      weights: trainable variables of the fragment.
-      global_weights: the global weights.
-      own_variables: the weights that each replica sent, if replicas keep their local progress; else empty.
-      recording: the calls of the exchange's latest trace.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        weights: Sequence[keras.Variable],
-        strategy: Strategy,
-        make_reducer: Callable[[Sequence[tf.TensorSpec]], Reducer],
-        store: StateStore,
-        outer: str,
-        mixing: float | None,
-    ):
-        """Creates the variables; `make_reducer` returns a reducer for tensors, `mixing` is `LocalSGD.effective_mixing`."""
-        self.weights = list(weights)
-        self.global_weights = GlobalWeights(weights, strategy, outer)
-        self.recording: Recording | None = None
-        self._strategy, self._mixing = strategy, mixing
-        self._name = f"exchange/{number}"
-        specs = tensor_specs(weights)
-        self._reduction = Reduction(make_reducer(specs), specs, store, f"{self._name}/")
-        # Steps count all rows; the fragments are sent at different steps.
-        sent_rows = State(f"{self._name}/rows_sent", (), tf.float64, per_replica=True)
-        self._all_rows, self._rows_sent = store.variables([ROWS, sent_rows])
-        self.own_variables: list[keras.Variable] = []
-        if mixing is None:
-            with strategy.scope():
-                self.own_variables = [zeros_like(variable, "sent") for variable in weights]
-
-    def rows(self) -> tf.Tensor:
-        """Returns the number of rows on which the replica has trained since the fragment was sent."""
-        return tf.convert_to_tensor(self._all_rows) - tf.convert_to_tensor(self._rows_sent)
-
-    def take_weights(self) -> None:
-        """Assigns the weights, which are equal on all replicas, to the global weights."""
-        self.global_weights.take_weights(self.weights)
-        self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
-
-    def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the message of the replica.
-
-        Args:
-          expected_rows: scalar of dtype floatx; rows since the last exchange of a replica with an equal share.
-        """
-        rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
-        weights = read_variables(self.weights)
-        message = message_of(self.global_weights.values(), weights, rows)
-        with self._strategy.own_copies(self.own_variables):
-            assign(self.own_variables, weights if self.own_variables else [])
-        self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
-        return message
-
-    def exchange(self, message: Sequence[tf.Tensor]) -> ExchangeResult:
-        """Sums the messages of all replicas and updates the global weights."""
-        self.recording = Recording(SequentialCollectives(self._strategy.step_collectives))
-        reduction = self._reduction.reduce(message, self.recording, name=self._name)
-        _, result = update_global_weights(self.global_weights, reduction.totals)
-        self._reduction.assign(reduction.state)
-        return result
-
-    def use_result(self) -> None:
-        """Updates the replica's weights with the result of the exchange."""
-        global_weights = self.global_weights.values()
-        local_weights = read_variables(self.weights)
-        if self._mixing is None:
-            sent_weights = read_variables(self.own_variables)
-            weights = apply_constraints(
-                self.weights, [x + (w - s) for x, w, s in zip(global_weights, local_weights, sent_weights, strict=True)]
-            )
-        elif self._mixing:
-            mixed_weights = [
-                self._mixing * w + (1 - self._mixing) * x for x, w in zip(global_weights, local_weights, strict=True)
-            ]
-            weights = apply_constraints(self.weights, mixed_weights)
-        else:
-            weights = global_weights
-        with self._strategy.own_copies(self.weights):
-            assign(self.weights, weights)
+    started.clear()
+    threading.Thread(target=run, name="tfdist-exchange", daemon=True).start()
+    started.wait()
+    return future
 
 
 def split_fragments(weights: Sequence[keras.Variable], count: int) -> list[list[keras.Variable]]:
@@ -214,66 +76,50 @@ class _PendingExchange:
     Attributes:
       fragment: index of the fragment.
       step: step at which it was sent.
-      call: the exchange; None after the global weights were updated.
+      call: the exchange in the background; None after the global weights were updated.
       divergence: see `ExchangeResult`; set when the call has ended.
     """
 
     fragment: int
     step: int
-    call: BackgroundCall[ExchangeResult] | None = None
+    call: concurrent.futures.Future[ExchangeResult] | None = None
     divergence: float = 0.0
 
 
-class StreamingSynchronizer(WeightSynchronizer):
+class StreamingSynchronizer(PeriodicSynchronizer):
     """Exchanges each fragment every `period` steps, at a different offset from the first local step.
 
     The result of an exchange is used some steps later, before the next fragment is sent: at most one fragment is in flight.
     See `LocalSGD.offsets` and `LocalSGD.delays`.
     """
 
-    has_local_weights = True
+    _sync: LocalSGD
 
-    def __init__(
-        self,
-        sync: LocalSGD,
-        model: keras.Model,
-        strategy: Strategy,
-        make_reducer: Callable[[Sequence[tf.TensorSpec]], Reducer],
-        store: StateStore,
-    ):
+    def __init__(self, sync: LocalSGD, *args: Any):
         """Creates the global weights.
 
         Raises:
           InputError: there are more fragments than variables.
         """
-        self._sync, self._strategy = sync, strategy
-        weights = list(model.trainable_variables)
+        super().__init__(sync, *args)
+        self._offsets = sync.offsets([bytes_of(exchange.weights) for exchange in self._exchanges])
+        self._delays = sync.delays(self._offsets)
+        self._started = threading.Event()
+        self._send_steps: list[int] = []  # step at which each fragment was last sent; empty before local training
+        self._pending_exchange: _PendingExchange | None = None
+
+    def _make_exchanges(self, model: keras.Model) -> Sequence[Exchange]:
+        sync, weights = self._sync, model.trainable_variables
         if sync.fragment_count > len(weights):
             raise InputError(
                 f"Each fragment must have a variable of the model. Received: {sync.fragment_count} fragments of "
                 f"{len(weights)} variables. Use at most {len(weights)}."
             )
-        self._fragments = [
-            Fragment(p, fragment_weights, strategy, make_reducer, store, sync.outer, sync.effective_mixing)
-            for p, fragment_weights in enumerate(split_fragments(weights, sync.fragment_count))
+        options = self._strategy, self._create_reducer, self._store, sync.outer
+        return [
+            Exchange(fragment, *options, name=f"exchange/{number}", mixing=sync.effective_mixing)
+            for number, fragment in enumerate(split_fragments(weights, sync.fragment_count))
         ]
-        self._offsets = sync.offsets([bytes_of(fragment.weights) for fragment in self._fragments])
-        self._delays = sync.delays(self._offsets)
-        self.variables = [v for fragment in self._fragments for v in fragment.global_weights.variables]
-        self.own_variables = [v for fragment in self._fragments for v in fragment.own_variables]
-        averages = {id(v): a for v, a in keras_internals.weight_averages(inner_optimizer(model.optimizer))}
-        self._means = [
-            replica_mean([*f.weights, *(averages[id(v)] for v in f.weights if id(v) in averages)], strategy, f.rows)
-            for f in self._fragments
-        ]
-        self._compiled_functions: dict[Callable[..., Any], Any] = {}
-        self._started = threading.Event()
-        self._batch_size = 0
-        self._send_steps: list[int] = []  # step at which each fragment was last sent; empty before local training
-        self._pending_exchange: _PendingExchange | None = None
-
-    def is_local_step(self, step: int) -> bool:
-        return step >= self._sync.first_local_step
 
     def next(self, step: int) -> int | None:
         if step < self._sync.first_local_step:
@@ -296,8 +142,7 @@ class StreamingSynchronizer(WeightSynchronizer):
         self._batch_size = batch_size
         if self.is_local_step(step) and not self._send_steps:
             self._send_steps = [step] * self._sync.fragment_count
-            for fragment in self._fragments:
-                self._on_replicas(fragment.take_weights)
+            self._take_over_weights()
 
     def run_exchanges(self, step: int) -> Mapping[str, float]:
         """See base class. Returns `replica_divergence` when the result of an exchange is used."""
@@ -315,8 +160,7 @@ class StreamingSynchronizer(WeightSynchronizer):
     def settle(self) -> None:
         """See base class. Also updates the global weights."""
         if self._pending_exchange and self._pending_exchange.call:
-            result = self._pending_exchange.call.result()
-            self._pending_exchange.divergence = float(self._strategy.local(result.divergence)[0])
+            self._pending_exchange.divergence = self._divergence(self._pending_exchange.call.result())
             self._pending_exchange.call = None
 
     @contextlib.contextmanager
@@ -325,7 +169,7 @@ class StreamingSynchronizer(WeightSynchronizer):
             yield
         except BaseException:
             if self._pending_exchange and self._pending_exchange.call:
-                self._pending_exchange.call.wait(_ENDING_SECONDS)
+                concurrent.futures.wait([self._pending_exchange.call], _ENDING_SECONDS)
             raise
         self.settle()
 
@@ -337,14 +181,6 @@ class StreamingSynchronizer(WeightSynchronizer):
                 stack.enter_context(mean())
             yield
 
-    @property
-    def payload_per_step(self) -> float:
-        """See base class. This is the payload of one exchange of all fragments, divided by the period."""
-        recordings = [fragment.recording for fragment in self._fragments if fragment.recording]
-        if len(recordings) < len(self._fragments):
-            return 0
-        return sum(recording.payload_bytes for recording in recordings) / self._sync.period
-
     def to_json(self) -> dict[str, Any]:
         self.settle()
         pending = self._pending_exchange
@@ -354,32 +190,26 @@ class StreamingSynchronizer(WeightSynchronizer):
         return {"since": list(self._send_steps), "sent": entry}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
-        """See base class.
-
-        Raises:
-          InputError: the run used another kind of exchange.
-        """
-        since = list(saved.get("since", []))
-        is_compatible = saved.get("last_exchange") is None and len(since) in (0, self._sync.fragment_count)
-        check_resumable(self._sync, saved, step, is_compatible=is_compatible)
-        self._send_steps = since
+        super().restore(saved, step)
+        self._send_steps = list(saved.get("since", []))
         self._pending_exchange = None
         if saved.get("sent"):
             fragment, send_step, divergence = saved["sent"]
             self._pending_exchange = _PendingExchange(fragment, send_step, divergence=float(divergence))
 
+    def _can_resume(self, saved: Mapping[str, Any]) -> bool:
+        return saved.get("last_exchange") is None and len(saved.get("since", [])) in (0, self._sync.fragment_count)
+
     def _send(self, number: int, step: int) -> None:
-        """Sends a fragment. Processes compare their calls the first time."""
-        fragment = self._fragments[number]
-        share = self._batch_size * (step - self._send_steps[number]) / self._strategy.replicas
-        message = self._on_replicas(fragment.prepare, tf.constant(share, keras.config.floatx()))
-        is_first = fragment.recording is None
-        exchange = self._compiled_for(fragment.exchange, message, prologue=self._signal)
-        if is_first:
-            assert fragment.recording is not None
-            agree_on_plan(self._strategy.peers, fragment.recording.calls)
-        call = BackgroundCall(lambda: exchange(message), self._started, in_background=self._sync.overlap)
-        self._pending_exchange = _PendingExchange(number, step, call)
+        """Sends a fragment."""
+        fragment = self._exchanges[number]
+        message = self._on_replicas(fragment.prepare, self._share(step - self._send_steps[number]))
+        exchange = self._compiled_exchange(fragment, fragment.exchange, message, prologue=self._signal)
+        if self._sync.overlap:
+            call = call_in_background(lambda: exchange(message), self._started)
+            self._pending_exchange = _PendingExchange(number, step, call)
+        else:
+            self._pending_exchange = _PendingExchange(number, step, divergence=self._divergence(exchange(message)))
         self._send_steps[number] = step
 
     def _use_if_due(self, step: int) -> dict[str, float]:
@@ -391,27 +221,8 @@ class StreamingSynchronizer(WeightSynchronizer):
             return {}
         self.settle()
         exchange, self._pending_exchange = self._pending_exchange, None
-        self._on_replicas(self._fragments[exchange.fragment].use_result)
+        self._on_replicas(self._exchanges[exchange.fragment].use_result)
         return {"replica_divergence": exchange.divergence}
-
-    def _on_replicas(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self._compiled_for(function, *args)(*args)
-
-    def _compiled_for(
-        self, function: Callable[..., Any], *args: Any, prologue: Callable[[], object] = lambda: None
-    ) -> Any:
-        """Returns a replica function compiled for arguments of these shapes. Compiles it once, in the main thread.
-
-        `prologue` is called at the start of the trace, outside of replicas.
-        """
-
-        def run(*run_args: Any) -> Any:
-            prologue()
-            return self._strategy.run(function, *run_args)
-
-        if function not in self._compiled_functions:
-            self._compiled_functions[function] = tf.function(run, autograph=False).get_concrete_function(*args)
-        return self._compiled_functions[function]
 
     def _signal(self) -> None:
         """Adds an operation that signals the start of an exchange to the main thread.

@@ -1,12 +1,11 @@
 """`--all_reduce=auto`: chooses, for each size of message, the algorithm that takes the least time on the job's own links.
 
 Before the first step, the engine's all-reduce and every algorithm are timed at several sizes. They take turns, so changes in
-load affect all of them, and each call starts on all processes at the same time. Clearly slower algorithms are dropped early.
-Rank 0 decides for all processes. The table is saved with the state of the run.
+load affect all of them, and each call starts on all processes at the same time. Rank 0 decides for all processes. The table
+is saved with the state of the run.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,13 +17,12 @@ from tfdist.config.all_reduce import ALGORITHMS, ENGINE, MAX_MESSAGE_BYTES, Algo
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import byte_size
-from tfdist.trainer.inspections import Inspection, RunView, TimingRounds, medians_of_slowest
+from tfdist.trainer.inspections import Inspection, RunView, medians_of_slowest, time_in_turns
 
 MAX_TIME_RATIO = 0.95  # an algorithm must take less than this fraction of the engine's time to replace it
 SMALLEST, GROWTH = 1024, 4
 MAX_MEASURED_BYTES = 64 * 1024 * 1024
-# (rounds, limit): after these rounds, algorithms that take longer than `limit` times the fastest one are dropped.
-ROUNDS = ((2, 2.0), (7, 1.3), (21, math.inf))
+_ROUNDS, _MAX_ROUNDS = 3, 21  # between checks of the time, and in total
 _MAX_SECONDS = 10.0  # after this time, a size gets no further rounds
 
 Times = Mapping[int, Mapping[str, float]]  # seconds, by size and algorithm
@@ -89,17 +87,14 @@ def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
     barrier = compiled_call(strategy, collectives, ENGINE, SMALLEST // 4)
     for call in [barrier, *calls.values()] * 2:
         call()  # the first call compiles; in the second one, some engines cache their negotiation
-    timing, start_time = TimingRounds(calls, barrier, ENGINE), time.perf_counter()
-    medians: dict[str, float] = {}
-    for rounds, limit in ROUNDS:
-        timing.run(rounds)
-        local_times = [time.perf_counter() - start_time, timing.times]
-        all_times = strategy.peers.gather(f"all_reduce/{size}/{rounds}", local_times, LONG_SECONDS)
-        medians = medians_of_slowest([times for _, times in all_times])
-        timing.drop(medians, limit)
-        if all_times[0][0] > _MAX_SECONDS:
-            break
-    return timing.correct(medians)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    start_time, is_over = time.perf_counter(), False
+    while not is_over:
+        for name, seconds in time_in_turns(calls, barrier, _ROUNDS).items():
+            times[name] += seconds
+        is_over = len(times[ENGINE]) >= _MAX_ROUNDS or time.perf_counter() - start_time > _MAX_SECONDS
+        is_over = strategy.peers.broadcast(f"all_reduce/{size}", is_over, LONG_SECONDS)
+    return medians_of_slowest(strategy.peers.gather(f"all_reduce/{size}/times", times, LONG_SECONDS))
 
 
 def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, size: int) -> Callable[[], object]:
@@ -150,11 +145,9 @@ def explain(table: AlgorithmTable, times: Times) -> list[str]:
     """Returns a line for each band of a table, with its algorithm and measurements."""
     lines = []
     for band in table.bands:
-        band_sizes = [size for size in times if band.min_bytes <= size <= band.max_bytes]
-        size_text = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < MAX_MESSAGE_BYTES else "larger sums"
-        size_text = "all sums" if len(table.bands) == 1 else size_text
-        listed_sizes = dict.fromkeys((band_sizes[0], band_sizes[-1]))
-        lines.append(
-            f"{size_text} use {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in listed_sizes}))}."
-        )
+        sizes = [size for size in times if band.min_bytes <= size <= band.max_bytes]
+        text = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < MAX_MESSAGE_BYTES else "larger sums"
+        text = "all sums" if len(table.bands) == 1 else text
+        measured = notes({size: times[size] for size in (sizes[0], sizes[-1])})
+        lines.append(f"{text} use {band.algorithm}. Measured: {'; '.join(measured)}.")
     return lines

@@ -11,7 +11,7 @@ from tfdist.coordination.group import LONG_SECONDS
 from tfdist.data.row_partition import EVEN, ChangingAllocation, RowAllocation, apportion
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.trainer.train_state import ReplicaSpeeds, TrainState
+from tfdist.trainer.train_state import OBSERVED_STEPS, ReplicaSpeeds, TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class MeasuredBalancing(Balancing):
             return
         self._step_seconds.append(busy_seconds / steps)
         self._steps += steps
-        if self._steps >= self._speeds.steps:
+        if self._steps >= OBSERVED_STEPS:
             self._update_allocation()
             self._step_seconds, self._steps = [], 0
 
@@ -93,7 +93,6 @@ class MeasuredBalancing(Balancing):
             proposal = speeds.propose() if group.rank == 0 else None
             counts: Any = group.broadcast("balance/allocation", proposal, LONG_SECONDS)
             if counts is None:
-                speeds.keep()
                 return
             start = max(first for first, _ in answers)
             if self._strategy.is_chief:

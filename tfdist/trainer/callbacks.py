@@ -133,22 +133,28 @@ def validation_logs(results: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], program: Program) -> None:
-    """Checks that callbacks that save or restore weights use the evaluated weights.
+    """Checks that callbacks that save, restore or swap weights use the evaluated weights.
 
     With a moving average of the weights, or if replicas train locally, evaluations use averages, whereas callbacks read and
     assign the training weights. With local training, those are the weights of the first replica, which are neither
     evaluated nor sufficient to continue from, so no callback may save them.
 
     Raises:
-      InputError: a callback would save or restore other weights.
+      InputError: a callback would save or restore other weights, or swap the average out.
     """
     sync, strategy = program.settings.sync, program.strategy
     # Between rounds of FedAvg, all replicas have the global weights.
     is_local = sync.exchanges_weights and not isinstance(sync, FedAvg) and strategy.replicas > 1
-    options = " and ".join(["ema"] * _has_moving_average(program) + [f"sync={sync}"] * is_local)
+    has_average = bool(keras_internals.weight_averages(inner_optimizer(program.model.optimizer)))
+    options = " and ".join(["ema"] * has_average + [f"sync={sync}"] * is_local)
     for callback in callbacks if options else []:
         name, best = type(callback).__name__, "Checkpoints(best=...) with trainer.load_best()"
         match callback:
+            case keras.callbacks.SwapEMAWeights() if has_average:
+                raise InputError(
+                    "Evaluations already use the moving average of the weights, and a callback would swap it out. Received: "
+                    "SwapEMAWeights. Leave it out; for other uses of the average, enter trainer.averaged_weights()."
+                )
             case keras.callbacks.EarlyStopping() if callback.restore_best_weights:
                 name = f"{name}(restore_best_weights=True)"
                 remedy = f"tfdist.EarlyStopping, and for the best weights {best}"
@@ -164,20 +170,3 @@ def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], progra
             f"A callback cannot keep the weights that are evaluated with {options}, which are averages. Received: {name}. "
             f"Use {remedy}."
         )
-
-
-def check_no_swap(callbacks: Sequence[keras.callbacks.Callback], program: Program) -> None:
-    """Checks that no callback swaps the weights for their moving average, which evaluations already use.
-
-    Raises:
-      InputError: there is such a callback.
-    """
-    if _has_moving_average(program) and any(isinstance(c, keras.callbacks.SwapEMAWeights) for c in callbacks):
-        raise InputError(
-            "Evaluations already use the moving average of the weights, and a callback would swap it out. Received: "
-            "SwapEMAWeights. Leave it out; for other uses of the average, enter trainer.averaged_weights()."
-        )
-
-
-def _has_moving_average(program: Program) -> bool:
-    return bool(keras_internals.weight_averages(inner_optimizer(program.model.optimizer)))

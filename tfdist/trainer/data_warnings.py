@@ -31,31 +31,10 @@ _EVALUATION_SITUATION = "evaluation is not finite"  # a situation detected in th
 
 
 def check_form(model: keras.Model, element_spec: Any) -> None:
-    """Raises `InputError` for text inputs, and for labels that do not fit the loss, before the model is built."""
-    _check_text(model, element_spec[0])
+    """Raises `InputError` for labels that do not fit the loss, before the model is built."""
     errors = [finding.text for finding in data_check.spec_findings(model, element_spec) if finding.is_error]
     if errors:
         raise InputError(errors[0])
-
-
-def _check_text(model: keras.Model, x: Any) -> None:
-    """Raises `InputError` for text, given a structure of `tf.TensorSpec`, if the inputs of the model are numbers."""
-    functional = keras_internals.functional_of(model)
-    inputs = functional.inputs if functional is not None else []
-    if not inputs or any(tensor.dtype == "string" for tensor in inputs):
-        return
-    parts = {tensor.name: x.get(tensor.name) for tensor in inputs} if isinstance(x, dict) else {"x": x}
-    text_inputs = [
-        name
-        for name, part in parts.items()
-        if any(s.dtype == tf.string for s in tf.nest.flatten(part) if s is not None)
-    ]
-    if text_inputs:
-        raise InputError(
-            f"A model whose inputs are numbers takes no text. Received: {text_inputs[0]} of strings. Convert it, for example "
-            "with keras.layers.TextVectorization or StringLookup in Dataset.map, or give the model a keras.Input of dtype "
-            "string."
-        )
 
 
 def dependence_of(
@@ -125,34 +104,33 @@ def check_examples(
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
     # Every process reads, because reading may advance a random generator.
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
-    findings = data_check.findings(model, train) if strategy.is_chief else []
+    is_chief, parts = strategy.is_chief, strategy.micro_batches or settings.micro_steps
+    findings = data_check.findings(model, train) if is_chief else []
     errors = [finding.text for finding in findings if finding.is_error]
-    parts = strategy.micro_batches or settings.micro_steps
-    if findings or not strategy.is_chief:
+    if findings or not is_chief:
         warnings.filterwarnings("ignore", message=_KERAS_WARNING)
     if settings.sync.exchanges_weights and parts == 1:
         # Replicas that train locally have their own state, which exchanges average.
         dependence = _without_state(dependence)
     errors += _division_errors(dependence, model, strategy.replicas, parts)
-    if test is not None and strategy.is_chief:
+    if test is not None and is_chief:
         test_findings = data_check.findings(model, test)
         errors += [f"Evaluation data: {finding.text}" for finding in test_findings if finding.is_error]
     _raise_first(strategy, "data/refusal", errors)
-    locations = data_check.non_finite_locations(test) if test is not None and strategy.is_chief else []
-    evaluation_warnings = (
-        [(_non_finite_message(locations, "the results of evaluations are NaN or wrong"), _EVALUATION_SITUATION)]
-        if locations
-        else []
-    )
-    texts = [finding.text for finding in findings]
-    is_divided = strategy.replicas * parts > 1
-    if dependence.error and dependence.division == "own" and is_divided and strategy.is_chief:
-        texts.append(
+    if not is_chief:
+        return []
+    data_warnings = [(finding.text, "") for finding in findings]
+    if dependence.error and dependence.division == "own" and strategy.replicas * parts > 1:
+        text = (
             f"Whether rows of a batch depend on each other could not be checked: {dependence.error}. Training with "
             f"{replicas_and_micro_steps(strategy.replicas, parts)} has the result of one device only if losses, metrics, "
             "outputs and the state of layers depend on single rows, or are means over rows."
         )
-    return [(text, "") for text in texts] + evaluation_warnings
+        data_warnings.append((text, ""))
+    if test is not None and (locations := data_check.non_finite_locations(test)):
+        text = _non_finite_message(locations, "the results of evaluations are NaN or wrong")
+        data_warnings.append((text, _EVALUATION_SITUATION))
+    return data_warnings
 
 
 def check_standalone_evaluation(strategy: Strategy, model: keras.Model, dependence: RowDependence) -> None:

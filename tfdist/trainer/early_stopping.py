@@ -160,10 +160,8 @@ _log = logging.getLogger(__name__)
 class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
     """`keras.callbacks.ReduceLROnPlateau` with patience and cooldown in evaluations, at any steps.
 
-    Keras's class checks its metric at the end of each epoch, where `val_` metrics are missing if `Schedule.eval_every`
-    schedules evaluations at other steps. This class checks a `val_` metric after each evaluation, and any other metric at
-    the end of each epoch. All ranks see the same results, so they reduce the rate at the same step. The callback's state
-    and the learning rate are saved with the run.
+    It checks its metric at the same steps as `EarlyStopping`. All ranks see the same results, so they reduce the rate at the
+    same step. The callback's state and the learning rate are saved with the run.
     """
 
     def __init__(

@@ -42,8 +42,8 @@ from tfdist.trainer.options import FitOptions
 from tfdist.trainer.pipeline_timeline import Exposure, PipelineTimeline
 from tfdist.trainer.program import Program
 from tfdist.trainer.records import History, Recorder
-from tfdist.trainer.replica_divergence import CompressionErrorMonitor, GradientNorms, ReplicaDivergence
-from tfdist.trainer.run_warnings import RunFacts, warn_about_run
+from tfdist.trainer.replica_divergence import CompressionErrorMonitor, ReplicaDivergence
+from tfdist.trainer.run_warnings import warn_about_run
 from tfdist.trainer.train_state import TrainState
 
 _MAX_LISTED = 8  # maximum number of replicas whose rows are listed
@@ -169,9 +169,7 @@ def inspections(
     # Its probe steps flush the pipeline.
     if checks.measure_every and sums_gradients and not pipeline_without_flush(run_view.steps.strategy):
         enabled_inspections.append(Exposure(run_view, checks.measure_every))
-    if checks.check_sync_every and checks.check_sync == "gradients":
-        enabled_inspections.append(GradientNorms(run_view, checks.check_sync_every))
-    elif checks.check_sync_every:
+    if checks.check_sync_every:
         enabled_inspections.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated_variables))
     if reporting.profile.boundaries and (pipeline := pipeline_of(run_view.steps.strategy)):
         enabled_inspections.append(
@@ -228,7 +226,6 @@ class FitLoop:
         )
         self._inspection_fields: dict[str, float] = {}
         self._epoch_logs: dict[str, float] = {}
-        self._facts = RunFacts(program, data, batches, state.step, end, options)
 
     def run(self) -> History:
         """Trains until the end of the run, or until a callback stops it."""
@@ -243,7 +240,9 @@ class FitLoop:
         if program.metrics.count_all_rows:
             reason, plan = program.dependence.reasons[0], program.dependence.communication
             log_dependence(self._model, "A step", reason, plan, self._strategy)
-        warn_about_run(self._facts, data_warnings)
+        warn_about_run(
+            program, self._data, self._batches, state.step, self._end, self._schedule.eval_every, data_warnings
+        )
         first = self._position.examples_before(state.step)
         skip_count = first if self._source.is_reiterable else first - state.examples_read
         pipeline = Pipeline(
@@ -271,10 +270,10 @@ class FitLoop:
                 with explain_reading_errors(self._source):
                     is_over = self._run_epoch()
             # After the last save, as a longer run that resumes from this step would not evaluate here.
-            if self._test is not None and self._schedule.evaluates_at_end(
-                state.step, self._end, self._batches.begun_at
-            ):
-                self._evaluate()
+            period, end = self._schedule.eval_every, self._end
+            if self._test is not None and period and state.step == end and end % period:
+                if end // period > self._batches.begun_at // period:
+                    self._evaluate()
         del self._iterator, iterator  # stops the prefetching threads
         self._callbacks.on_train_end(self._epoch_logs)
         self._log_reasons()

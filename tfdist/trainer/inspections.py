@@ -81,44 +81,20 @@ def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> flo
     return statistics.median(seconds_of(call) for _ in range(REPEATS))
 
 
-class TimingRounds:
-    """Times functions in turns. All processes must make the same calls in the same order.
+def time_in_turns(
+    calls: Mapping[str, Callable[[], object]], barrier: Callable[[], object], rounds: int
+) -> dict[str, list[float]]:
+    """Times functions in turns; returns the seconds on this process, by name, in the order of the rounds.
 
-    `barrier` returns when all processes have called it, and the function named `reference` is never dropped.
-
-    Attributes:
-      times: seconds on this process, by name, in the order of the rounds.
+    All processes must make the same calls in the same order. `barrier` returns when all processes have called it.
     """
-
-    def __init__(self, calls: Mapping[str, Callable[[], object]], barrier: Callable[[], object], reference: str):
-        self._calls, self._barrier, self._reference = calls, barrier, reference
-        self._active_names = list(calls)
-        self._min_ratios: dict[str, float] = {}  # of dropped calls: multiples of the fastest time
-        self.times: dict[str, list[float]] = {name: [] for name in calls}
-
-    def run(self, rounds: int) -> None:
-        """Runs rounds up to this total number."""
-        for number in range(len(self.times[self._reference]), rounds):
-            for name in self._active_names[:: -1 if number % 2 else 1]:  # alternates the order
-                # Without a barrier, a process that finished the previous call early would also time the delay of the others.
-                self._barrier()
-                self.times[name].append(seconds_of(self._calls[name]))
-
-    def drop(self, medians: Mapping[str, float], limit: float) -> None:
-        """Drops calls that take longer than `limit` times the fastest; `medians` is a result of `medians_of_slowest`."""
-        fastest_seconds = min(medians[name] for name in self._active_names)
-        slow_names = [
-            name for name in self._active_names if name != self._reference and medians[name] > limit * fastest_seconds
-        ]
-        self._min_ratios |= dict.fromkeys(slow_names, limit)
-        self._active_names = [name for name in self._active_names if name not in slow_names]
-
-    def correct(self, medians: Mapping[str, float]) -> dict[str, float]:
-        """Returns the medians, with dropped calls at least as slow relative to the fastest as when they were dropped."""
-        fastest_seconds = min(medians[name] for name in self._active_names)
-        return {
-            name: max(median, self._min_ratios.get(name, 0.0) * fastest_seconds) for name, median in medians.items()
-        }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds):
+        for name in list(calls)[:: -1 if number % 2 else 1]:  # alternates the order
+            # Without a barrier, a process that finished the previous call early would also time the delay of the others.
+            barrier()
+            times[name].append(seconds_of(calls[name]))
+    return times
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -132,7 +108,7 @@ def medians_of_slowest(times_by_process: Sequence[Mapping[str, Sequence[float]]]
     """Returns, for each name, the median over rounds of the longest time on any process in the round.
 
     Args:
-      times_by_process: `TimingRounds.times` of each process.
+      times_by_process: result of `time_in_turns` on each process.
     """
     rounds = {name: zip(*(times[name] for times in times_by_process), strict=True) for name in times_by_process[0]}
     return {name: statistics.median(max(seconds) for seconds in rounds[name]) for name in rounds}

@@ -54,17 +54,6 @@ class Schedule(_FromConfig):
                 raise InputError(f"{name} must be an integer of at least {minimum}. Received: {value!r}.")
             object.__setattr__(self, name, int(value))
 
-    def evaluates_at_end(self, step: int, end: int, begun_at: int) -> bool:
-        """Returns whether to evaluate after the last step, because no period of `eval_every` ends there.
-
-        Args:
-          step: number of completed updates.
-          end: step at which the run ends.
-          begun_at: step at which the run began.
-        """
-        period = self.eval_every
-        return bool(period) and step == end and end % period != 0 and end // period > begun_at // period
-
     def call_steps(self, step: int, end: int, boundaries: Sequence[int]) -> int:
         """Returns the number of steps of the next call of the compiled loop.
 
@@ -92,7 +81,6 @@ class Checks(_FromConfig):
       compression_check_every: steps between comparisons of compressed sums with exact sums; 0 disables them.
       compression_max_error: relative error above which a gradient is subsequently summed exactly; 0 for no limit.
       check_sync_every: steps between checks that all replicas hold the same values; 0 disables them.
-      check_sync: "variables", whose difference ends the run, or "gradients", whose norms are logged by replica.
       stall_warning_seconds: seconds beyond twice the usual duration after which a call of the compiled loop is reported;
         0 disables this.
       stall_shutdown_seconds: seconds beyond twice the usual duration after which all processes end with exit code 4; 0
@@ -103,20 +91,15 @@ class Checks(_FromConfig):
     compression_check_every: int = 0
     compression_max_error: float = 0.0
     check_sync_every: int = 0
-    check_sync: str = "variables"
     stall_warning_seconds: float = 60.0
     stall_shutdown_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "check_sync":
-                continue
             if not is_number(value) or not value >= 0:
                 raise InputError(f"{field.name} must be a number of at least 0. Received: {value!r}.")
             object.__setattr__(self, field.name, as_python(value))
-        if self.check_sync not in ("variables", "gradients"):
-            raise InputError(f"check_sync must be variables or gradients. Received: {self.check_sync!r}.")
 
     def watchdog(self, group: Group) -> Watchdog:
         """Returns the watchdog of the calls of a run's compiled loop."""

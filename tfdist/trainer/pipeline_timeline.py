@@ -17,7 +17,7 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedule import KINDS, Action, Schedule
 from tfdist.pipelining.schedule_catalog import endless_order, steady_state, steps_until_steady
 from tfdist.pipelining.timeline import Span, Timeline, simulate
-from tfdist.trainer.inspections import REPEATS, CompiledProbe, Inspection, Periodic, RunView, seconds_of
+from tfdist.trainer.inspections import REPEATS, CompiledProbe, Inspection, Periodic, RunView, time_in_turns
 
 _TRIALS = 3  # the last one is measured; the first ones compile and fill caches
 
@@ -153,12 +153,9 @@ class Exposure(Periodic):
         probes = self._probes.get()
         for probe in probes.values():
             _run_and_wait(probe, batch, number)  # compiles
-        seconds: dict[str, list[float]] = {name: [] for name in probes}
-        for _ in range(REPEATS):
-            for name, probe in probes.items():
-                group.barrier("exposure", LONG_SECONDS)
-                seconds[name].append(seconds_of(functools.partial(_run_and_wait, probe, batch, number)))
-        return {name: statistics.median(values) for name, values in seconds.items()}
+        calls = {name: functools.partial(_run_and_wait, probe, batch, number) for name, probe in probes.items()}
+        times = time_in_turns(calls, lambda: group.barrier("exposure", LONG_SECONDS), REPEATS)
+        return {name: statistics.median(seconds) for name, seconds in times.items()}
 
     def _create_probes(self) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
         steps, size = self._run_view.steps, self._run_view.batch_size

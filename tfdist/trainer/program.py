@@ -6,8 +6,8 @@ import hashlib
 import pathlib
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,20 +31,14 @@ from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.inference import Evaluator
-from tfdist.step.layer_state import TemporaryValues, averaged_statistics, averaged_weights
+from tfdist.step.layer_state import averaged_statistics, averaged_weights
 from tfdist.step.partitioned_step import Division
-from tfdist.step.row_dependence import RowDependence
 from tfdist.step.settings import Settings, cost_of
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_trainable, trainable_variable_ids
 from tfdist.synchronization import WeightSynchronizer
 from tfdist.synchronization.catalog import make_synchronizer
-from tfdist.trainer.data_warnings import (
-    add_batch_dim,
-    check_form,
-    dependence_of,
-    warn_about_evaluation,
-)
+from tfdist.trainer.data_warnings import add_batch_dim, check_form, dependence_of, warn_about_evaluation
 
 # A rank with a different model would wait forever in a collective that no other rank enters or, worse, sum tensors that do
 # not correspond. The checks before training exchange only hashes unless there is a difference.
@@ -101,16 +95,13 @@ def model_description(model: keras.Model) -> dict[str, str]:
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
     variable_specs = [(f"variable {strip_counters(v.path)}", f"{v.dtype}{list(v.shape)}") for v in variables]
     layers = keras_internals.layers_of(model)
-    settings = [entry for layer in layers for entry in _settings(f"layer {strip_counters(layer.name)}", layer)]
-    settings += _optimizer_settings(optimizer) if optimizer is not None else []
+    settings = [entry for layer in layers for entry in _settings("layer", layer)]
+    settings += _settings("optimizer", optimizer) if optimizer is not None else []
     return unique_names([*variable_specs, *settings], mark=" #")
 
 
-def _optimizer_settings(optimizer: keras.Optimizer) -> Iterator[tuple[str, str]]:
-    return _settings(f"optimizer {strip_counters(optimizer.name)}", optimizer)
-
-
-def _settings(title: str, part: Any) -> Iterator[tuple[str, str]]:
+def _settings(kind: str, part: Any) -> Iterator[tuple[str, str]]:
+    title = f"{kind} {strip_counters(part.name)}"
     yield f"{title}: class", type(part).__name__
     config: Any = {}
     with contextlib.suppress(Exception):  # a custom layer may not implement get_config
@@ -134,7 +125,7 @@ def _flatten(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]
             yield f"{title}{key}", str(value)[:_MAX_CHARACTERS]
 
 
-class Program(NamedTuple):
+class Program:
     """A compiled and built model, equal on all replicas, with its compiled functions.
 
     Attributes:
@@ -154,20 +145,61 @@ class Program(NamedTuple):
       dependence: values that depend on several rows of a batch.
     """
 
-    model: keras.Model
-    element_spec: Any
-    strategy: Strategy
-    settings: Settings
-    store: StateStore
-    steps: Steps
-    metrics: metrics.ModelMetrics
-    drain: Callable[[], list[np.ndarray]]
-    statistics: TemporaryValues
-    averaged_weights: TemporaryValues
-    evaluator: Evaluator
-    trainable_ids: list[int]
     synchronizer: WeightSynchronizer
-    dependence: RowDependence
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        settings: Settings,
+        compression: Compression,
+        store: StateStore,
+        element_spec: Any,
+    ):
+        """Creates all variables of a compiled model, and synchronizes them between replicas; every process must call it.
+
+        Raises:
+          InputError: the model does not fit the data, or differs between processes.
+        """
+        self.model, self.strategy, self.store, self.element_spec = model, strategy, store, element_spec
+        check_form(model, element_spec)
+        with strategy.raise_on_all_members("build"):
+            with strategy.scope():
+                with explain_mismatch(element_spec), strategy.optimizer_shards.deferred_build(model):
+                    keras_internals.build(model, tf.nest.map_structure(add_batch_dim, element_spec))
+                check_trainable(model)
+            strategy.optimizer_shards.build(model)
+        with strategy.scope():
+            if not strategy.trains_whole_model:
+                check_equal(strategy.group, full_model(model))
+                with long_timeout("its model") as deadline:
+                    optimizer_settings = dict(_settings("optimizer", model.optimizer))
+                    strategy.group.agree("models/optimizer", optimizer_settings, "", deadline)
+            with strategy.raise_on_all_members("models"):
+                check_equal(strategy.peers, model)
+            replicated_state = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_on_all_replicas(v)]
+            strategy.synchronize([*model.variables, *replicated_state])
+        metrics.check_names(model)
+        metrics.check_sums(keras_internals.metrics_of(model))
+        check_metric_names([metric.name for metric in keras_internals.compiled_metrics(model)])
+        check_metric_names([name for name, _ in keras_internals.metrics_updated_by_calls(model)])
+        self.metrics = metrics.ModelMetrics(model)
+        for variable in self.metrics.variables:
+            if not strategy.adoption.owns(variable):  # replicas would share it, and their sum would be too large
+                keras_internals.recreate_variable(variable, strategy.scope())
+        self.drain = metrics.make_drain(self.metrics, strategy)
+        self.evaluator = Evaluator(model, strategy, settings.seed, self.metrics, self.drain)
+        if strategy.replicas > 1:
+            synchronize_layers(keras_internals.layers_of(model))
+        check_micro_steps(model, strategy, settings.micro_steps)
+        steps = Steps(model, strategy, settings, compression, store, self.metrics)
+        self.dependence, self.settings = dependence_of(strategy, model, element_spec, settings, steps)
+        self.steps = Steps(model, strategy, self.settings, compression, store, self.metrics)
+        self.metrics.division = self.dependence.division if strategy.replicas > 1 else "own"
+        self.metrics.keep(self.dependence.kept_metrics)
+        self.synchronizer = make_synchronizer(settings.sync, model, strategy, compression, store, settings.clip)
+        self.statistics, self.averaged_weights = averaged_statistics(model, strategy), averaged_weights(model, strategy)
+        self.trainable_ids = trainable_variable_ids(model)
 
     @property
     def output_division(self) -> Division:
@@ -236,70 +268,3 @@ def loss_scale(settings: Settings, store: StateStore) -> float | None:
     if settings.loss_scale is None:
         return None
     return float(np.min(store.array("loss_scale/scale").values))  # replicas may differ
-
-
-def build(
-    model: keras.Model,
-    strategy: Strategy,
-    settings: Settings,
-    compression: Compression,
-    store: StateStore,
-    element_spec: Any,
-) -> Program:
-    """Creates all variables of a compiled model, and synchronizes them between replicas; every process must call it.
-
-    Raises:
-      InputError: the model does not fit the data, or differs between processes.
-    """
-    check_form(model, element_spec)
-    with strategy.raise_on_all_members("build"):
-        with strategy.scope():
-            with explain_mismatch(element_spec), strategy.optimizer_shards.deferred_build(model):
-                keras_internals.build(model, tf.nest.map_structure(add_batch_dim, element_spec))
-            check_trainable(model)
-        strategy.optimizer_shards.build(model)
-    with strategy.scope():
-        if not strategy.trains_whole_model:
-            check_equal(strategy.group, full_model(model))
-            with long_timeout("its model") as deadline:
-                optimizer_settings = dict(_optimizer_settings(model.optimizer))
-                strategy.group.agree("models/optimizer", optimizer_settings, "", deadline)
-        with strategy.raise_on_all_members("models"):
-            check_equal(strategy.peers, model)
-        replicated_state = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_on_all_replicas(v)]
-        strategy.synchronize([*model.variables, *replicated_state])
-    metrics.check_names(model)
-    metrics.check_sums(keras_internals.metrics_of(model))
-    check_metric_names([metric.name for metric in keras_internals.compiled_metrics(model)])
-    check_metric_names([name for name, _ in keras_internals.metrics_updated_by_calls(model)])
-    model_metrics = metrics.ModelMetrics(model)
-    for variable in model_metrics.variables:
-        if not strategy.adoption.owns(variable):  # replicas would share it, and their sum would be too large
-            keras_internals.recreate_variable(variable, strategy.scope())
-    drain = metrics.make_drain(model_metrics, strategy)
-    evaluator = Evaluator(model, strategy, settings.seed, model_metrics, drain)
-    if strategy.replicas > 1:
-        synchronize_layers(keras_internals.layers_of(model))
-    check_micro_steps(model, strategy, settings.micro_steps)
-    steps = Steps(model, strategy, settings, compression, store, model_metrics)
-    dependence, settings = dependence_of(strategy, model, element_spec, settings, steps)
-    steps = Steps(model, strategy, settings, compression, store, model_metrics)
-    model_metrics.division = dependence.division if strategy.replicas > 1 else "own"
-    model_metrics.keep(dependence.kept_metrics)
-    synchronizer = make_synchronizer(settings.sync, model, strategy, compression, store, settings.clip)
-    return Program(
-        model,
-        element_spec,
-        strategy,
-        settings,
-        store,
-        steps,
-        model_metrics,
-        drain,
-        averaged_statistics(model, strategy),
-        averaged_weights(model, strategy),
-        evaluator,
-        trainable_variable_ids(model),
-        synchronizer,
-        dependence,
-    )

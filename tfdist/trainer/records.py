@@ -5,7 +5,7 @@ import numbers
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfdist import keras_internals
 from tfdist.coordination.group import LONG_SECONDS
@@ -27,19 +27,11 @@ _MIN_RATIO, _MIN_COST = 1.25, 0.1
 _MIN_RECORDS, _MIN_STEPS, _MIN_SECONDS = 5, 50, 10.0
 
 
-class _SlowRecord(NamedTuple):
-    step: int
-    step_seconds: float
-    rank: int
-    ratio: float
-    cost: float
-
-
 class SlowRank:
     """Detects a rank that is slow in several consecutive records."""
 
     def __init__(self) -> None:
-        self._records: list[_SlowRecord] = []
+        self._records: list[tuple[int, float, float, int, float]] = []  # of the same rank
 
     def observe(self, seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> str | None:
         """Returns a warning if the same rank has been the slowest in several records, otherwise None.
@@ -49,30 +41,24 @@ class SlowRank:
           step_seconds: wall time of a step.
           step: number of completed updates.
         """
-        slowest = _slow_record(seconds_by_rank, step_seconds, step)
-        if slowest is None:
-            self._records = []
+        previous_records, self._records = self._records, []
+        cost = cost_of_slowest(seconds_by_rank, step_seconds)
+        if cost is None or cost < _MIN_COST:
             return None
-        records = self._records = [*(record for record in self._records if record.rank == slowest.rank), slowest]
-        steps = step - records[0].step
-        seconds = steps * median(record.step_seconds for record in records)
-        if len(records) < _MIN_RECORDS or steps < _MIN_STEPS or seconds < _MIN_SECONDS:
+        *other_seconds, slowest_seconds = sorted(rank_seconds or 0.0 for rank_seconds in seconds_by_rank)
+        ratio, rank = slowest_seconds / max(median(other_seconds), 1e-9), seconds_by_rank.index(slowest_seconds)
+        if ratio < _MIN_RATIO:
             return None
-        ratio, cost = median(record.ratio for record in records), median(record.cost for record in records)
+        records = [record for record in previous_records if record[0] == rank]
+        self._records = records = [*records, (rank, ratio, cost, step, step_seconds)]
+        _, ratios, costs, record_steps, times = zip(*records, strict=True)
+        steps = step - record_steps[0]
+        if len(records) < _MIN_RECORDS or steps < _MIN_STEPS or steps * median(times) < _MIN_SECONDS:
+            return None
         return (
-            f"Rank {slowest.rank} takes {ratio:.1f} times as long as the others for its input and gradients, and they wait for "
-            f"it during {100 * cost:.0f}% of each step."
+            f"Rank {rank} takes {median(ratios):.1f} times as long as the others for its input and gradients, and they wait "
+            f"for it during {100 * median(costs):.0f}% of each step."
         )
-
-
-def _slow_record(seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> _SlowRecord | None:
-    cost = cost_of_slowest(seconds_by_rank, step_seconds)
-    if cost is None or cost < _MIN_COST:
-        return None
-    seconds = [rank_seconds or 0.0 for rank_seconds in seconds_by_rank]
-    rank = seconds.index(max(seconds))
-    ratio = seconds[rank] / max(median(seconds[:rank] + seconds[rank + 1 :]), 1e-9)
-    return _SlowRecord(step, step_seconds, rank, ratio, cost) if ratio >= _MIN_RATIO else None
 
 
 class History:

@@ -20,45 +20,32 @@ from tfdist.errors import DesyncError
 from tfdist.gradients import Bucketed, Reducer, ReductionResult, Sum
 from tfdist.trainer.inspections import CompiledProbe, Periodic, RunView
 
-# (tensors, state, result, collectives, name) of a call of the reducer -> observations.
-Observe = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], ReductionResult, Collectives, str], list[Any]]
 
-
-class ObservingReducer(Reducer):
-    """Wraps a reducer and observes its calls.
+class ErrorObserver(Reducer):
+    """Wraps a reducer and observes the errors of its compressed sums.
 
     Attributes:
-      observations: tensors, or tuples of tensors, observed in the last call.
+      observations: for each compressed tensor of the last call, the relative error and the cosine, as scalars.
     """
 
-    def __init__(self, inner: Reducer, observe: Observe):
-        self._inner, self._observe = inner, observe
-        self.keeps_shapes = True
-        self.observations: list[Any] = []
+    keeps_shapes = True
+
+    def __init__(self, inner: Reducer, specs: Sequence[tf.TensorSpec], compressed_names: Sequence[str]):
+        self._inner, self._specs = inner, specs
+        self._indices = [i for i, spec in enumerate(specs) if spec.name in compressed_names]
+        self.observations: list[tuple[tf.Tensor, tf.Tensor]] = []
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         return self._inner.state(specs)
 
     def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> ReductionResult:
         result = self._inner.reduce(tensors, state, collectives, name=name)
-        self.observations = self._observe(tensors, state, result, collectives, name)
+        states = {spec.name: value for spec, value in zip(self.state(self._specs), state, strict=True)}
+        compensated_gradients = [tensors[i] + states.get(f"{self._specs[i].name}/error", 0) for i in self._indices]
+        exact_totals = Bucketed(Sum()).reduce(compensated_gradients, [], collectives, name=f"{name}/exact").totals
+        totals = [result.totals[i] for i in self._indices]
+        self.observations = [_distance(*pair) for pair in zip(totals, exact_totals, strict=True)]
         return result
-
-
-def observing_probe(run_view: RunView, create: Callable[[Reducer], Observe]) -> Callable[[int], list[Any]]:
-    """Returns a function that runs a probe step with an observer of the current reducer, which `create` returns.
-
-    It maps the number of a step to a per-replica value for each entry of `observations`.
-    """
-    steps = run_view.steps
-
-    def compile_probe() -> Callable[[Any, tf.Tensor], Any]:
-        inner = steps.reducer()
-        reducer = ObservingReducer(inner, create(inner))
-        return steps.probe(run_view.batch_size, reducer, read=lambda: reducer.observations)
-
-    probe = CompiledProbe(steps, compile_probe)
-    return lambda step: probe.get()(run_view.batch(step), tf.constant(step, tf.int64))[2]
 
 
 _log = logging.getLogger(__name__)
@@ -140,30 +127,6 @@ def _desync_message(step: int, block: str, owners: list[list[str]]) -> str:
     )
 
 
-class GradientNorms(Periodic):
-    """Periodically logs the norm of each reduced gradient by rank; different norms mean that the reduction is wrong."""
-
-    def __init__(self, run_view: RunView, period: int):
-        super().__init__(period)
-        self._steps = run_view.steps
-        self._probe = observing_probe(run_view, lambda reducer: _norms)
-
-    def inspect(self, step: int) -> dict[str, float]:
-        strategy = self._steps.strategy
-        local_norms = [[float(value) for value in strategy.local(norm)] for norm in self._probe(step)]
-        norms_by_rank = strategy.peers.gather("divergence/norms", local_norms, LONG_SECONDS)
-        if strategy.is_chief:
-            for i, spec in enumerate(self._steps.specs[:-1]):
-                norms = [f"{value:.9g}" for rank in norms_by_rank for value in rank[i]]
-                mark = "" if len(set(norms)) == 1 else "  DIFFERENT"
-                _log.info("step %d  gradient of %s  norm by replica: %s%s", step, spec.name, " ".join(norms), mark)
-        return {}
-
-
-def _norms(tensors: Any, state: Any, result: ReductionResult, collectives: Collectives, name: str) -> list[tf.Tensor]:
-    return [tf.norm(tf.cast(total, tf.float64)) for total in result.totals[:-1]]
-
-
 class CompressionErrorMonitor(Periodic):
     """Periodically compares compressed gradients with exact sums; disables compression where the error is too large.
 
@@ -177,16 +140,19 @@ class CompressionErrorMonitor(Periodic):
         super().__init__(period)
         self._steps = run_view.steps
         self._max_error = max_error
-        self._probe = observing_probe(
-            run_view, lambda reducer: error_observer(reducer, self._steps.specs, self._steps.compressed_names())
-        )
+        self._run_view = run_view
+        self._probe = CompiledProbe(self._steps, self._create_probe)
+
+    def _create_probe(self) -> Callable[[Any, tf.Tensor], Any]:
+        reducer = ErrorObserver(self._steps.reducer(), self._steps.specs, self._steps.compressed_names())
+        return self._steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observations)
 
     def inspect(self, step: int) -> dict[str, float]:
         """See base class. Returns `compression_error` and `compression_cosine`, the worst values over all gradients."""
         compressed_names, strategy = self._steps.compressed_names(), self._steps.strategy
         if not compressed_names:
             return {}
-        observations = self._probe(step)
+        _, _, observations = self._probe.get()(self._run_view.batch(step), tf.constant(step, tf.int64))
         errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observations, strict=True))
         errors, cosines = strategy.peers.broadcast("guard", [errors, cosines], LONG_SECONDS)
         self._limit(step, dict(zip(compressed_names, errors, strict=True)))
@@ -201,20 +167,6 @@ class CompressionErrorMonitor(Periodic):
                 "its norm, more than --compression_max_error=%g.", step, name, error, self._max_error
             )  # fmt: skip
         self._steps.use_exact_sums(list(large_errors))
-
-
-def error_observer(reducer: Reducer, specs: Sequence[tf.TensorSpec], compressed_names: Sequence[str]) -> Observe:
-    """Returns an observer that computes the relative error and the cosine of each compressed sum, as scalars."""
-    indices = [i for i, spec in enumerate(specs) if spec.name in compressed_names]
-    state_names = [state.name for state in reducer.state(specs)]
-
-    def errors(tensors: Any, state: Any, result: ReductionResult, collectives: Collectives, name: str) -> list[Any]:
-        states = dict(zip(state_names, state, strict=True))
-        compensated_gradients = [tensors[i] + states.get(f"{specs[i].name}/error", 0) for i in indices]
-        exact_totals = Bucketed(Sum()).reduce(compensated_gradients, [], collectives, name=f"{name}/exact").totals
-        return [_distance(result.totals[i], total) for i, total in zip(indices, exact_totals, strict=True)]
-
-    return errors
 
 
 def _distance(total: tf.Tensor, exact_total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -19,8 +19,7 @@ _OBSERVATIONS = 3  # minimum number of observations of an allocation before it c
 _MAX_OBSERVATIONS = 9  # maximum number of observations of an allocation
 _MAX_ALLOCATIONS = 4  # maximum number of allocations with observations
 _NEW_SPEED = 1.3  # ratio of the medians of the last and the first observations that shows a new speed
-_STEPS, _MAX_STEPS = 10, 40  # range of the number of steps of an observation
-_DECISIONS_PER_DOUBLING = 5  # consecutive decisions without a change after which observations are twice as long
+OBSERVED_STEPS = 10  # number of steps of an observation
 
 
 class Line(NamedTuple):
@@ -66,13 +65,10 @@ class ReplicaSpeeds:
 
     Attributes:
       allocations: the latest allocations, in order; the last one is current, or begins soon.
-      steps: number of steps of an observation, which increases while the allocation does not change.
     """
 
-    def __init__(self, allocations: list[ObservedAllocation], decisions_since_change: int = 0):
-        """Initializes the speeds; `decisions_since_change` is the number of decisions since the last change."""
+    def __init__(self, allocations: list[ObservedAllocation]):
         self.allocations = allocations
-        self._decisions_since_change = decisions_since_change
 
     @classmethod
     def initial(cls, step: int, batch_size: int, replicas: int) -> Self:
@@ -82,14 +78,11 @@ class ReplicaSpeeds:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Restores speeds from the result of `to_json`."""
-        return cls([ObservedAllocation(**fields) for fields in values["deals"]], values["unchanged"])
+        return cls([ObservedAllocation(**fields) for fields in values["deals"]])
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON, for a checkpoint."""
-        return {
-            "deals": [dataclasses.asdict(allocation) for allocation in self.allocations],
-            "unchanged": self._decisions_since_change,
-        }
+        return {"deals": [dataclasses.asdict(allocation) for allocation in self.allocations]}
 
     def resume(self, step: int, batch_size: int, replicas: int) -> Self:
         """Returns the speeds with which a run continues at a step.
@@ -103,11 +96,6 @@ class ReplicaSpeeds:
         if sum(counts) != batch_size:
             return type(self)([ObservedAllocation(step, list(apportion(batch_size, counts)))])
         return self
-
-    @property
-    def steps(self) -> int:
-        """Number of steps of an observation."""
-        return min(_STEPS << self._decisions_since_change // _DECISIONS_PER_DOUBLING, _MAX_STEPS)
 
     @property
     def counts(self) -> list[int]:
@@ -136,17 +124,12 @@ class ReplicaSpeeds:
             return None
         return counts
 
-    def keep(self) -> None:
-        """Records that the allocation is kept; further observations are longer."""
-        self._decisions_since_change += len(self.allocations[-1].seconds) >= _OBSERVATIONS
-
     def change(self, step: int, counts: Sequence[int]) -> None:
         """Records another allocation that begins at a step."""
         self.allocations = [
             *(allocation for allocation in self.allocations if allocation.seconds),
             ObservedAllocation(step, list(counts)),
         ][-_MAX_ALLOCATIONS:]
-        self._decisions_since_change = 0
 
     def expected_seconds(self, counts: Sequence[int]) -> float:
         """Returns the expected seconds of the slowest replica with an allocation."""

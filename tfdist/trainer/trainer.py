@@ -25,7 +25,7 @@ from tfdist.data import DataSet, Examples, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.data.inputs import input_examples
 from tfdist.data.reading_errors import explain_reading_errors
-from tfdist.distribution.strategy import Strategy, current_strategy
+from tfdist.distribution.strategy import current_strategy
 from tfdist.errors import InputError, describe_error, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
@@ -55,9 +55,9 @@ from tfdist.step.validation import (
     unwrap_loss_scale,
 )
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
-from tfdist.synchronization.federated import check_loss_scale, divide_among_clients, examples_per_step
+from tfdist.synchronization.federated import check_loss_scale, divide_among_clients
 from tfdist.trainer.balancing import make_balancing, validate_balance
-from tfdist.trainer.callbacks import callbacks_of_process, check_callback_weights, check_no_swap, run_evaluation
+from tfdist.trainer.callbacks import callbacks_of_process, check_callback_weights, run_evaluation
 from tfdist.trainer.data_warnings import check_evaluation, check_standalone_evaluation
 from tfdist.trainer.early_stopping import check_monitored_metrics
 from tfdist.trainer.fit_arguments import (
@@ -73,50 +73,13 @@ from tfdist.trainer.fit_arguments import (
 )
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.options import Checks, FitOptions, Reporting, Schedule
-from tfdist.trainer.program import Program, build, loss_scale
+from tfdist.trainer.program import Program, loss_scale
 from tfdist.trainer.records import History
 from tfdist.trainer.train_state import TrainState
 
 
-def compile_model(
-    model: keras.Model,
-    strategy: Strategy,
-    optimizer: keras.Optimizer | str,
-    settings: Settings,
-    ema: float,
-    **compile_arguments: Any,
-) -> Settings:
-    """Compiles a model; see `Trainer` and `keras.Model.compile` for the arguments.
-
-    Returns:
-      The options of the step; loss scaling defaults to that of a `LossScaleOptimizer`, or of the model.
-
-    Raises:
-      InputError: an argument is invalid.
-    """
-    check_created_in_scope(strategy, "model", model.variables)
-    if isinstance(optimizer, keras.Optimizer):
-        check_created_in_scope(strategy, "optimizer", optimizer.variables)
-    optimizer, optimizer_scale = unwrap_loss_scale(keras.optimizers.get(optimizer))
-    check_not_wrapped(optimizer)
-    check_optimizer(optimizer, settings.clip)
-    average_weights(optimizer, ema)
-    metric_lists = {name: compile_arguments.pop(name) or None for name in ("metrics", "weighted_metrics")}
-    metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in metric_lists.items()}
-    model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compile_arguments)
-    if not strategy.trains_whole_model:
-        check_own_gradients(optimizer)
-    loss_scale = settings.loss_scale or optimizer_scale or default_loss_scale(full_model(model))
-    scaled_settings = dataclasses.replace(settings, loss_scale=loss_scale)
-    check_loss_scale(scaled_settings)
-    if pipeline := pipeline_without_flush(strategy):
-        check_without_flush(
-            pipeline.schedule.name,
-            clip_norm=scaled_settings.clip.norm,
-            loss_scale=str(scaled_settings.loss_scale or ""),
-            shared=next((variable.path for variable, _ in model.cut.shared), ""),
-        )
-    return scaled_settings
+def _as_list(metrics: Any) -> Any:
+    return list(metrics) or None if isinstance(metrics, tuple) else metrics or None
 
 
 def takes_one_hot(model: keras.Model) -> bool | None:
@@ -284,7 +247,26 @@ class Trainer:
             shard="optimizer" if self.strategy.optimizer_shards.parts > 1 else "none",
         )
         self._balance = validate_balance(balance, self.strategy)
-        settings = Settings(
+        check_created_in_scope(self.strategy, "model", model.variables)
+        if isinstance(optimizer, keras.Optimizer):
+            check_created_in_scope(self.strategy, "optimizer", optimizer.variables)
+        optimizer, optimizer_scale = unwrap_loss_scale(keras.optimizers.get(optimizer))
+        check_not_wrapped(optimizer)
+        check_optimizer(optimizer, clip or Clip())
+        average_weights(optimizer, ema)
+        model.compile(
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=_as_list(metrics),
+            weighted_metrics=_as_list(weighted_metrics),
+            jit_compile=False,
+            auto_scale_loss=False,
+        )
+        if not self.strategy.trains_whole_model:
+            check_own_gradients(optimizer)
+        loss_scale = loss_scale or optimizer_scale or default_loss_scale(full_model(model))
+        self._settings = settings = Settings(
             batch_size=0,
             seed=seed,
             jit_compile=jit_compile,
@@ -294,8 +276,14 @@ class Trainer:
             max_skipped_steps=max_skipped_steps,
             sync=sync,
         )
-        kwargs = {"metrics": metrics, "weighted_metrics": weighted_metrics, "loss": loss, "loss_weights": loss_weights}
-        self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **kwargs)
+        check_loss_scale(settings)
+        if pipeline := pipeline_without_flush(self.strategy):
+            check_without_flush(
+                pipeline.schedule.name,
+                clip_norm=settings.clip.norm,
+                loss_scale=str(loss_scale or ""),
+                shared=next((variable.path for variable, _ in model.cut.shared), ""),
+            )
         self._optimizer = model.optimizer
         self._store = StateStore(self.strategy)
         self._store.variables(self._settings.scale_state())
@@ -388,20 +376,14 @@ class Trainer:
         arguments = fit_arguments(
             x,
             y,
-            batch_size,
-            epochs,
-            steps=steps,
+            **length,
             validation_split=validation_split,
             validation_data=validation_data,
             shuffle=shuffle,
             class_weight=class_weight,
             one_hot=takes_one_hot(self.model),
             sample_weight=sample_weight,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
             validation_batch_size=validation_batch_size,
-            validation_freq=validation_freq,
         )
         schedule = schedule or Schedule()
         strategy, sync = self.strategy, self._settings.sync
@@ -428,7 +410,6 @@ class Trainer:
         callbacks: Sequence[keras.callbacks.Callback],
         options: FitOptions,
     ) -> History:
-        check_no_swap(callbacks, program)
         check_callback_weights(callbacks, program)
         strategy, state, checkpoints = self.strategy, self.train_state, options.checkpoints
         train = divide_among_clients(
@@ -524,7 +505,7 @@ class Trainer:
         if not (self._is_evaluation_checked or program.steps.has_loop):  # `fit` has checked its examples
             check_standalone_evaluation(self.strategy, self.model, program.dependence)
             self._is_evaluation_checked = True
-        check_no_swap(callbacks, program)
+        check_callback_weights(callbacks, program)
         callback_list = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
         results = run_evaluation(
             callback_list, count, functools.partial(program.evaluate, examples, batch_size, self.step)
@@ -632,7 +613,7 @@ class Trainer:
           InputError: the batch cannot be divided among the replicas.
         """
         parts = self.strategy.batch_parts
-        batch_size = examples_per_step(self._settings.sync, size, batch_size, parts)
+        batch_size = self._settings.sync.examples_per_step(size, batch_size)
         schedule = self.train_state.batch_schedule(size, batch_size, parts, elastic_batch)
         self.strategy.check_batch_size(schedule.position.batch_size, self._settings.micro_steps)
         return schedule
@@ -646,7 +627,7 @@ class Trainer:
         """
         if self._program is None:
             spec = (data.train if isinstance(data, DataSet) else as_examples(data)).element_spec
-            self._program = build(self.model, self.strategy, self._settings, self._compression, self._store, spec)
+            self._program = Program(self.model, self.strategy, self._settings, self._compression, self._store, spec)
         return self._program
 
     @property

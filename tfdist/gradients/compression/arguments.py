@@ -63,12 +63,12 @@ def selection_size(ratio: float, size: int) -> int:
     return min(size, max(1, round(ratio * size)))
 
 
-@functools.cache
-def compile_with_xla(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
-    """Returns a function of tensors, compiled by XLA.
+def run_with_xla(function: Callable[..., Any], *args: int | tf.Tensor) -> Any:
+    """Calls a function of ints and tensors, compiled by XLA once for each combination of ints and shapes."""
+    # A `tf.function` for each, because TensorFlow warns about one that is traced often.
+    return _compiled(function, *(arg if isinstance(arg, int) else tuple(arg.shape) for arg in args))(*args)
 
-    Args:
-      function: takes the static arguments, then tensors.
-      *static: sizes that determine the shapes of the tensors; the function is traced once for each.
-    """
-    return tf.function(functools.partial(function, *static), jit_compile=True, autograph=False)
+
+@functools.cache
+def _compiled(function: Callable[..., Any], *_: Any) -> Callable[..., Any]:
+    return tf.function(function, jit_compile=True, autograph=False)

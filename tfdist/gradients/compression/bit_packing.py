@@ -27,12 +27,9 @@ def pack_bits(numbers: tf.Tensor, bits: int) -> tf.Tensor:
     """
     if bits == 8:
         return numbers
-    multiple = numbers.shape[0] // 8 * 8
-    groups = [numbers[:multiple]] if multiple else []
-    if multiple < numbers.shape[0]:
-        groups.append(tf.pad(numbers[multiple:], [[0, multiple + 8 - numbers.shape[0]]]))
-    parts = [part for group in groups for part in _pack(group, bits)]
-    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+    numbers = tf.pad(numbers, [[0, -numbers.shape[0] % 8]])
+    quarters = _quarters(numbers)
+    return tf.concat([part for width, low in _widths(bits) for part in _join(quarters, width, low)], axis=0)
 
 
 def unpack_bits(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
@@ -42,22 +39,15 @@ def unpack_bits(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
     """
     if bits == 8:
         return [packed]
-    multiple = size // 8 * 8
-    split_index = packed_length(multiple, bits)
-    pieces = _unpack(packed[:split_index], multiple, bits) if multiple else []
-    if multiple < size:
-        pieces.append(tf.concat(_unpack(packed[split_index:], 8, bits), axis=0)[: size - multiple])
-    return pieces
+    pieces = _unpack(packed, -(-size // 8) * 8, bits)
+    length = pieces[0].shape[0]
+    return [piece[: size - i * length] for i, piece in enumerate(pieces) if i * length < size]
 
 
-def map_pieces(function: Callable[..., tf.Tensor], pieces: Sequence[tf.Tensor], *vectors: tf.Tensor) -> list[tf.Tensor]:
-    """Calls an elementwise function with each piece and the corresponding part of each vector."""
-    outputs, start = [], 0
-    for piece in pieces:
-        end = start + piece.shape[0]
-        outputs.append(function(piece, *(vector[start:end] for vector in vectors)))
-        start = end
-    return outputs
+def map_pieces(function: Callable[..., tf.Tensor], pieces: Sequence[tf.Tensor], vector: tf.Tensor) -> list[tf.Tensor]:
+    """Calls an elementwise function with each piece and the corresponding part of a vector."""
+    parts = tf.split(vector, [piece.shape[0] for piece in pieces])
+    return [function(piece, part) for piece, part in zip(pieces, parts, strict=True)]
 
 
 def _widths(bits: int) -> list[tuple[int, int]]:
@@ -70,12 +60,6 @@ def _widths(bits: int) -> list[tuple[int, int]]:
     return widths
 
 
-def _pack(numbers: tf.Tensor, bits: int) -> list[tf.Tensor]:
-    """Packs a multiple of 8 numbers. For each width, byte i contains number i of every part."""
-    quarters = _quarters(numbers)
-    return [packed for width, low in _widths(bits) for packed in _join(quarters, width, low)]
-
-
 def _quarters(numbers: tf.Tensor) -> list[tf.Tensor]:
     """Splits numbers into four pieces through a reduction to words, which XLA computes once instead of once per width."""
     shifts = tf.constant([0, 8, 16, 24], tf.uint32)
@@ -86,6 +70,7 @@ def _quarters(numbers: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _join(quarters: Sequence[tf.Tensor], width: int, low: int) -> list[tf.Tensor]:
+    """Packs `width` bits of the numbers: byte i contains those of number i of every piece."""
     parts = 8 // width
     pieces = [piece for quarter in quarters for piece in tf.split(quarter, max(1, parts // 4))]
     groups = len(pieces) // parts

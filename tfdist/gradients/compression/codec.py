@@ -1,8 +1,8 @@
-"""The `Codec` interface, which encodes a vector in fewer bytes and decodes it, and codecs with scales per block."""
+"""The `Codec` interface, which encodes a vector in fewer bytes and decodes it, and codecs with a scale per block."""
 
 import abc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -79,31 +79,25 @@ class Codec(abc.ABC):
 
 LARGEST_BLOCK = 2**20
 
-# Given a shape, returns random numbers in (-1/2, 1/2), for the blocks of a seed.
-Noise = Callable[[tf.TensorShape], tf.Tensor]
-
 
 class Blockwise(Codec):
-    """Encodes each element in a few bits, with scales per block of consecutive elements. The last block may be shorter.
-
-    Attributes:
-      bits: bits per element.
-      scales: number of float32 scales per block.
-    """
+    """Encodes each element in `bits` bits, with a scale per block of consecutive elements. The last block may be shorter."""
 
     bits: int
-    scales: int = 1
 
     def __init__(self, name: str, block: int):
         self._block = validate_integer(name, "block", block, 8, LARGEST_BLOCK, multiple=8)
 
     @abc.abstractmethod
-    def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Encodes blocks [m, k] float32 as `scales` vectors [m] float32 and numbers [m, k] uint8 below 2**bits."""
+    def encode_rows(self, rows: tf.Tensor, noise: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Encodes blocks [m, k] float32 as scales [m] float32 and numbers [m, k] uint8 below 2**bits.
+
+        `noise` has numbers of the blocks' shape in (-1/2, 1/2) if the codec is randomized.
+        """
 
     @abc.abstractmethod
-    def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        """Decodes numbers [j] uint8, elements of any blocks, given vectors [j] of the scales of their blocks."""
+    def decode_elements(self, numbers: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
+        """Decodes numbers [j] uint8, elements of any blocks, given the scales [j] of their blocks."""
 
     def block_shapes(self, size: int) -> list[tuple[int, int]]:
         """Returns the shape of the full blocks, as rows, and of the remaining elements, as one row."""
@@ -114,11 +108,12 @@ class Blockwise(Codec):
         """See base class. Returns scales and packed numbers of the full blocks, then of the remaining elements."""
         code: list[tf.Tensor] = []
         start = 0
-        for count, length in self.block_shapes(x.shape[0]):
-            rows = tf.reshape(x[start : start + count * length], [count, length])
-            scales, numbers = self.encode_rows(rows, _block_noise(seed, start))
-            code += [*scales, pack_bits(tf.reshape(numbers, [-1]), self.bits)]
-            start += count * length
+        for shape in self.block_shapes(x.shape[0]):
+            size = math.prod(shape)
+            noise = tf.reshape(rounding_noise(seed, size, start), shape) if self.randomized else None
+            scales, numbers = self.encode_rows(tf.reshape(x[start : start + size], shape), noise)
+            code += [scales, pack_bits(tf.reshape(numbers, [-1]), self.bits)]
+            start += size
         return code
 
     def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
@@ -134,20 +129,14 @@ class Blockwise(Codec):
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class. The scales of a block are finite if and only if the block is."""
-        scale_parts = [part for i, part in enumerate(code) if (i + 1) % (self.scales + 1)]
-        return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in scale_parts])
+        return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in code[::2]])
 
     def payload_bytes(self, size: int) -> int:
-        return sum(4 * self.scales * m + packed_length(m * k, self.bits) for m, k in self.block_shapes(size))
+        return sum(4 * m + packed_length(m * k, self.bits) for m, k in self.block_shapes(size))
 
     def _pieces(self, code: Sequence[tf.Tensor], size: int) -> list[tf.Tensor]:
         pieces: list[tf.Tensor] = []
-        for group, (count, length) in enumerate(self.block_shapes(size)):
-            *scales, packed = code[group * (self.scales + 1) :][: self.scales + 1]
-            element_scales = [tf.reshape(tf.broadcast_to(scale[:, None], [count, length]), [-1]) for scale in scales]
-            pieces += map_pieces(self.decode_elements, unpack_bits(packed, count * length, self.bits), *element_scales)
+        for shape, scales, packed in zip(self.block_shapes(size), code[::2], code[1::2], strict=True):
+            element_scales = tf.reshape(tf.broadcast_to(scales[:, None], shape), [-1])
+            pieces += map_pieces(self.decode_elements, unpack_bits(packed, math.prod(shape), self.bits), element_scales)
         return pieces
-
-
-def _block_noise(seed: tf.Tensor, start: int) -> Noise:
-    return lambda shape: tf.reshape(rounding_noise(seed, shape.num_elements(), start), shape)

@@ -210,7 +210,13 @@ class ReducedVector(NamedTuple):
 
 
 class Vectorwise(Reducer):
-    """Reduces each tensor of a list with separate messages. Empty tensors are not sent and keep their state."""
+    """Reduces each tensor of a list with separate messages. Empty tensors are not sent and keep their state.
+
+    Attributes:
+      randomized: whether each call draws different numbers.
+    """
+
+    randomized: bool = False
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         return [state for spec in specs for state in self.vector_state(spec)]
@@ -234,8 +240,11 @@ class Vectorwise(Reducer):
         return result
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """Returns the state for one tensor; the number of states must not depend on the tensor. By default none."""
-        return []
+        """Returns the state for one tensor, by default the number of draws if the reducer is randomized.
+
+        The number of states must not depend on the tensor.
+        """
+        return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)] if self.randomized else []
 
     @abc.abstractmethod
     def reduce_vector(
@@ -251,10 +260,6 @@ class Vectorwise(Reducer):
         """
 
 
-def _draw_counter(spec: tf.TensorSpec) -> State:
-    return State(f"{spec.name}/draws", (), tf.int32, per_replica=False)
-
-
 class AllGatherReducer(Vectorwise):
     """Sums vectors by sending each replica's code to all others: for a code of c bytes, each receives c (N - 1) bytes.
 
@@ -267,12 +272,8 @@ class AllGatherReducer(Vectorwise):
     def __init__(self, codec: Codec):
         self._codec = codec
         self.coder = CodecCompiler(codec)
-        self.biased = codec.biased
+        self.biased, self.randomized = codec.biased, codec.randomized
         self.experimental = codec.experimental
-
-    def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """See base class. A randomized codec has a counter of calls, so each call draws different numbers."""
-        return [_draw_counter(spec)] if self._codec.randomized else []
 
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
@@ -335,10 +336,9 @@ def reducer_for(codec: Codec) -> Reducer:
 
 
 class Stochastic(Vectorwise):
-    """Base class of randomized reducers whose draws are equal on all replicas; the state is the number of draws."""
+    """Base class of randomized reducers whose draws are equal on all replicas."""
 
-    def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        return [_draw_counter(spec)]
+    randomized = True
 
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str

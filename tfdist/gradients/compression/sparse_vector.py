@@ -6,7 +6,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import compile_with_xla
+from tfdist.gradients.compression.arguments import run_with_xla
 
 # Chosen by measurement: a halving step fits into registers, and the remaining loop is short.
 _FOLDED_WIDTH = 128
@@ -17,40 +17,17 @@ def peaks(rows: tf.Tensor) -> tf.Tensor:
     """Returns the largest magnitude of each row, which is finite if and only if the row is.
 
     Args:
-      rows: [m, k], of a floating dtype of 2 or 4 bytes, k at least 1.
-
-    Returns:
-      [m] of that dtype: NaN if a row has one, else inf if it has one.
-    """
-    # Interpreted as integers, magnitudes have the order of the floats, and NaN is above inf.
-    integers = tf.int16 if rows.dtype.size == 2 else tf.int32
-    bits = tf.bitwise.bitwise_and(tf.bitcast(rows, integers), tf.constant(integers.max, integers))
-    return tf.bitcast(_reduce_rows(bits, tf.maximum, tf.reduce_max), rows.dtype)
-
-
-def bounds(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the minimum and maximum of each row, which are both finite if and only if the row is.
-
-    Args:
       rows: [m, k] float32, k at least 1.
 
     Returns:
-      Two tensors [m] float32.
+      [m] float32: NaN if a row has one, else inf if it has one.
     """
-    keys = _order_preserving_bits(tf.bitcast(rows, tf.int32))
-    low, high = _reduce_rows(keys, tf.minimum, tf.reduce_min), _reduce_rows(keys, tf.maximum, tf.reduce_max)
-    return tf.bitcast(_order_preserving_bits(low), tf.float32), tf.bitcast(_order_preserving_bits(high), tf.float32)
+    return tf.bitcast(_reduce_rows(magnitudes(rows), tf.maximum, tf.reduce_max), tf.float32)
 
 
 def sums(rows: tf.Tensor) -> tf.Tensor:
     """Returns the sum of each row of `rows`, [m, k], k at least 1."""
     return _reduce_rows(rows, tf.add, tf.reduce_sum)
-
-
-def _order_preserving_bits(bits: tf.Tensor) -> tf.Tensor:
-    """Maps the bits of floats to integers of the same order, with NaN at both ends; its own inverse."""
-    magnitude = tf.constant(tf.int32.max, tf.int32)
-    return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, magnitude), bits)
 
 
 def _reduce_rows(rows: tf.Tensor, combine: Callable[..., tf.Tensor], reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
@@ -102,7 +79,7 @@ def select_by_threshold(x: tf.Tensor, threshold: int | tf.Tensor) -> SparseVecto
     if x.shape[0] % _ROW_SIZE:
         x = tf.pad(x, [[0, -x.shape[0] % _ROW_SIZE]])
     # A search for rows with such an element comes first: the search for elements is slower.
-    row_indices = tf.where(compile_with_xla(_rows_above, x.shape[0])(x, tf.convert_to_tensor(threshold)))[:, 0]
+    row_indices = tf.where(run_with_xla(_rows_above, x, tf.convert_to_tensor(threshold)))[:, 0]
     candidates = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW_SIZE]), row_indices), [-1])
     positions = tf.where(magnitudes(candidates) >= threshold)[:, 0]
     return SparseVector(
@@ -152,8 +129,8 @@ def _nth_largest(x: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.NthElement(input=tf.concat([x, [0]], 0), n=tf.minimum(n, tf.size(x)), reverse=True)
 
 
-def _rows_above(size: int, x: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_any(magnitudes(tf.reshape(x, [size // _ROW_SIZE, _ROW_SIZE])) >= threshold, axis=1)
+def _rows_above(x: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_any(magnitudes(tf.reshape(x, [-1, _ROW_SIZE])) >= threshold, axis=1)
 
 
 _MAX_UNCOMPILED = 4096  # entries; XLA saves 0.2 us per entry, and compiling takes 0.2 s
@@ -170,15 +147,14 @@ def to_dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
     Returns:
       Their sum, [size] float32.
     """
-    vectors, k = indices.shape
-    if vectors * k <= _MAX_UNCOMPILED:
-        return _sum_dense(size, vectors, k, indices, values)
-    return compile_with_xla(_sum_dense, size, vectors, k)(indices, values)
+    if indices.shape.num_elements() <= _MAX_UNCOMPILED:
+        return _sum_dense(size, indices, values)
+    return run_with_xla(_sum_dense, size, indices, values)
 
 
-def _sum_dense(size: int, vectors: int, _: int, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+def _sum_dense(size: int, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     total = tf.zeros([size])
-    for vector in range(vectors):
+    for vector in range(indices.shape[0]):
         total = _add_sparse(total, indices[vector], values[vector])
     return total
 

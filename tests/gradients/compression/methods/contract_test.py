@@ -10,14 +10,14 @@ METHODS = [
     "bf16",
     "dgc(ratio=0.1, momentum=0.5, clip_norm=2.0, warmup_steps=3)",
     "powersgd",
-    "powersgd(rank=1, warm_start=False)",
+    "powersgd(rank=1)",
     "projection(ratio=0.3)",
     "randomk(ratio=0.3)",
     "randomk(ratio=0.6, unbiased=True)",
     "sketch(columns=20, rows=3, k=5)",
     "threshold(value=1.0)",
     "topk(ratio=0.1)",
-    "topk(ratio=0.3, method='sampled', rescale=True)",
+    "topk(ratio=0.3, method='sampled')",
     "topk(ratio=0.1) | fp16",
 ]
 

@@ -9,7 +9,6 @@ from hypothesis.extra.numpy import arrays
 
 from tests.gradients.compression.reducers import coded
 from tfdist.gradients.compression.methods.quantization import Int8
-from tfdist.gradients.compression.reducers import AllGatherReducer
 
 MAX_FLOAT = float(np.float32(3.4e38))
 VECTORS = arrays(
@@ -28,7 +27,7 @@ def blocks(x, block):
 @example(np.array([MAX_FLOAT, -MAX_FLOAT, 1], "float32"), 8, False)
 @example(np.array([1e-45, 0, -1e-40], "float32"), 4, False)
 @example(np.array([2.0**-126, -(2.0**-127)], "float32"), 8, True)
-def test_symmetric_bound(x, bits, stochastic):
+def test_bound(x, bits, stochastic):
     levels = 2 ** (bits - 1) - 1
     found = coded(Int8(bits=bits, block=16, stochastic=stochastic), x)
     for mine, theirs in zip(blocks(x, 16), blocks(found, 16), strict=True):
@@ -40,41 +39,16 @@ def test_symmetric_bound(x, bits, stochastic):
     assert (found[x == 0] == 0).all()
 
 
-@settings(deadline=None, max_examples=60)
-@given(VECTORS, st.integers(2, 8), st.booleans())
-@example(np.array([MAX_FLOAT, -MAX_FLOAT, 1], "float32"), 8, False)
-@example(np.array([7, 7, 7], "float32"), 2, True)
-def test_min_max_bound(x, bits, stochastic):
-    found = coded(Int8(bits=bits, block=16, symmetric=False, stochastic=stochastic), x)
-    for mine, theirs in zip(blocks(x, 16), blocks(found, 16), strict=True):
-        step = (mine.max() - mine.min()) / (2**bits - 1) * (1 if stochastic else 0.5)
-        rounding = np.abs(mine).max() * 1e-6 + 2.0**-125
-        assert (np.abs(theirs - mine) <= step * (1 + 1e-5) + rounding).all()
-
-
-@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_stochastic_rounding_has_no_bias(bits, symmetric):
+def test_stochastic_rounding_has_no_bias(bits):
     size = 40_000
-    codec = Int8(bits=bits, block=size, symmetric=symmetric, stochastic=True)
-    levels = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
-    step = (1 if symmetric else 2) / levels
+    codec = Int8(bits=bits, block=size, stochastic=True)
+    step = 1 / (2 ** (bits - 1) - 1)
     for value in (0.3, -0.71, 0.0, 0.004):
         x = np.full(size, value, "float32")
         x[:2] = 1, -1
         mean = coded(codec, x)[2:].mean()
         assert abs(mean - np.float32(value)) <= 5 * step / 2 / np.sqrt(size) + 1e-6
-
-
-def test_rounding_to_the_nearest_is_biased_and_stochastic_rounding_is_not():
-    assert Int8().biased
-    assert not Int8(stochastic=True).biased
-    assert Int8(bits=8).recodes
-    assert not Int8(bits=4).recodes
-    assert AllGatherReducer(Int8()).state([tf.TensorSpec([3], name="v")]) == []
-    assert [s.name for s in AllGatherReducer(Int8(stochastic=True)).state([tf.TensorSpec([3], name="v")])] == [
-        "v/draws"
-    ]
 
 
 def test_another_seed_rounds_otherwise():
@@ -89,14 +63,7 @@ def test_the_last_block_has_noise_of_its_own():
     assert (found[:63] != found[64:]).any()
 
 
-def test_min_max_is_finer_where_a_block_is_not_about_zero():
-    x = np.random.default_rng(0).uniform(3, 4, 512).astype("float32")
-    errors = [np.abs(coded(Int8(symmetric=symmetric), x) - x).max() for symmetric in (True, False)]
-    assert errors[1] < errors[0] / 5
-
-
 def test_cost():
     assert Int8().payload_bytes(8_388_608) == 8_388_608 + 4 * 32768
     assert Int8(bits=4, block=64).payload_bytes(640) == 320 + 4 * 10
-    assert Int8(symmetric=False).payload_bytes(1024) == 1024 + 4 * 8
     assert Int8(bits=3).payload_bytes(256 + 1) == 3 * 32 + 4 + 3 + 4

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -46,14 +45,6 @@ def test_mean_and_variance_of_qsgd(levels):
     assert variance <= min(block / levels**2, np.sqrt(block) / levels) * norm**2 * 1.02
 
 
-def test_qsgd_is_unbiased_and_random():
-    codec, x = QSGD(), np.linspace(-1, 1, 500, dtype="float32")
-    assert not codec.biased
-    assert codec.randomized
-    np.testing.assert_array_equal(coded(codec, x), coded(codec, x))
-    assert (coded(codec, x) != coded(codec, x, tf.constant([5, 7]))).mean() > 0.2
-
-
 @pytest.mark.parametrize(
     ("levels", "bits"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (15, 5), (63, 7), (64, 8), (127, 8)]
 )
@@ -95,12 +86,6 @@ def test_clipping_makes_the_scale_small_and_the_code_biased():
     np.testing.assert_allclose(found[0], scale, rtol=1e-5)
     assert TernGrad(clip=2.5).biased
     assert not TernGrad().biased
-
-
-def test_a_clip_beyond_the_largest_changes_nothing():
-    x = np.random.default_rng(0).standard_normal(1000).astype("float32")
-    np.testing.assert_allclose(coded(TernGrad(clip=1e6), x), coded(TernGrad(), x))
-    assert (coded(TernGrad(clip=2.5), x * 0) == 0).all()
 
 
 def test_terngrad_sends_two_bits_an_element():

@@ -12,7 +12,7 @@ from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError, is_integer
 from tfdist.gradients.bucket import Bucketed
-from tfdist.gradients.compression.arguments import compile_with_xla, validate_flag
+from tfdist.gradients.compression.arguments import run_with_xla
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import normalize_rows, orthonormalize
 from tfdist.gradients.compression.reducers import reducer_for, reshape_like, seed_of
@@ -25,9 +25,8 @@ class PowerSGD(Reducer):
         P = orthonormal(sum over replicas of X Q),   Q' = sum over replicas of X^T P,   total = P Q'^T
 
     X [m, n] is a tensor whose dims except the last are flattened to rows. Q' becomes the next step's Q (warm start), so P
-    approaches the strongest directions over the steps. Without warm start, Q is redrawn in each step, from a seed that
-    all replicas share. A column that the matrices do not need, because they are zero or of lower rank, is zero in P and
-    is redrawn at random in Q.
+    approaches the strongest directions over the steps. A column that the matrices do not need, because they are zero or
+    of lower rank, is zero in P and is redrawn at random in Q, from a seed that all replicas share.
 
     A replica's contribution to the total is P P^T X, a projection of its X, and error feedback stores the component that
     is orthogonal to P. The authors' code stores X - total / N instead. Its sum over replicas, and therefore the total, is
@@ -47,17 +46,11 @@ class PowerSGD(Reducer):
     keeps_shapes = True
     packs = True
 
-    def __init__(self, *, rank: int = 4, warm_start: bool = True):
-        """Validates and stores the parameters.
-
-        Args:
-          rank: number of columns of the factors, at least 1.
-          warm_start: whether a step starts from the Q' of the previous step.
-        """
+    def __init__(self, *, rank: int = 4):
+        """Sets `rank`, the number of columns of the factors, at least 1."""
         if not is_integer(rank) or rank < 1:
             raise InputError(f"powersgd needs an integer rank of at least 1. Received: {rank!r}. Write, say, rank=4.")
         self._rank = int(rank)
-        self._warm_start = validate_flag("powersgd", "warm_start", warm_start)
         self._factors: Reducer = Bucketed(Sum())
 
     def then(self, codec: Codec) -> "PowerSGD":
@@ -80,8 +73,8 @@ class PowerSGD(Reducer):
         return sum(map(tensor_bytes, parts))
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class. Returns the states of each matrix, Q as rows or a number of draws, then of the two messages."""
-        factor_states = [self._memory_state(spec) for spec in specs if not self.is_exact(spec)]
+        """See base class. Returns the state of each matrix, Q as rows, then those of the two messages."""
+        factor_states = [self._factor_state(spec) for spec in specs if not self.is_exact(spec)]
         return factor_states + [state for message in self._messages(specs) for state in self._factors.state(message)]
 
     def reduce(
@@ -89,34 +82,31 @@ class PowerSGD(Reducer):
     ) -> ReductionResult:
         lossy_indices = [i for i, tensor in enumerate(tensors) if not self.is_exact(tensor)]
         exact_indices = [i for i, tensor in enumerate(tensors) if self.is_exact(tensor)]
-        memories, message_state = split_at(state, len(lossy_indices))
+        previous_qs, message_state = split_at(state, len(lossy_indices))
         first_state, second_state = split_at(
             message_state, len(self._factors.state(self._messages(tensor_specs(tensors))[0]))
         )
         names = [f"{name}/{i}" for i in lossy_indices]
 
         xs = [_matrix(tensors[i]) for i in lossy_indices]
-        starts = [self._start(x, memory, label) for x, memory, label in zip(xs, memories, names, strict=True)]
-        products = [_multiply_transposed(x, q) for x, q in zip(xs, starts, strict=True)]
+        products = [run_with_xla(_matmul_transposed, x, q) for x, q in zip(xs, previous_qs, strict=True)]
         first_message = [*products, *(tensors[i] for i in exact_indices)]
         first = self._factors.reduce(first_message, first_state, collectives, name=f"{name}/p")
-        ps = [_orthonormalize_columns(product) for product in first.totals[: len(lossy_indices)]]
-        second_message = [_multiply(p, x) for p, x in zip(ps, xs, strict=True)]
+        ps = [run_with_xla(_orthonormalize_columns, product) for product in first.totals[: len(lossy_indices)]]
+        second_message = [run_with_xla(tf.matmul, p, x) for p, x in zip(ps, xs, strict=True)]
         second = self._factors.reduce(second_message, second_state, collectives, name=f"{name}/q")
 
-        new_memories = [
-            self._next(q, memory, label) for q, memory, label in zip(second.totals, memories, names, strict=True)
-        ]
+        next_qs = [self._next(q, label) for q, label in zip(second.totals, names, strict=True)]
         results: list[list[tf.Tensor]] = []
         for p_results, qs in ((first.totals, second.totals), (first.sent, second.sent)):
             lossy = [
-                reshape_like(_multiply(tf.transpose(p), q), tensors[i])
+                reshape_like(run_with_xla(tf.matmul, tf.transpose(p), q), tensors[i])
                 for i, p, q in zip(lossy_indices, ps, qs, strict=True)
             ]
             by_index = dict(zip(lossy_indices + exact_indices, lossy + p_results[len(lossy_indices) :], strict=True))
             results.append([by_index[i] for i in range(len(tensors))])
         return ReductionResult(
-            results[0], results[1], new_memories + first.state + second.state, first.witnesses + second.witnesses
+            results[0], results[1], next_qs + first.state + second.state, first.witnesses + second.witnesses
         )
 
     def _messages(self, specs: Sequence[tf.TensorSpec]) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:
@@ -132,52 +122,28 @@ class PowerSGD(Reducer):
             qs.append(tf.TensorSpec([self._rank, columns], dtype, f"{spec.name}/q"))
         return ps + exact_specs, qs
 
-    def _memory_state(self, spec: tf.TensorSpec) -> State:
-        if not self._warm_start:
-            return State(f"{spec.name}/draws", (), tf.int32, per_replica=False)
+    def _factor_state(self, spec: tf.TensorSpec) -> State:
         shape = (self._rank, spec.shape[-1])
         initial = np.random.default_rng(zlib.crc32(spec.name.encode())).standard_normal(shape)
         return State(f"{spec.name}/q", shape, _compute_dtype(spec.dtype), per_replica=False, initial=initial)
 
-    def _start(self, x: tf.Tensor, memory: tf.Tensor, name: str) -> tf.Tensor:
-        return memory if self._warm_start else self._draw(x, memory, name)
-
-    def _next(self, q: tf.Tensor, memory: tf.Tensor, name: str) -> tf.Tensor:
+    def _next(self, q: tf.Tensor, name: str) -> tf.Tensor:
         """Rescales Q's columns, whose norm is arbitrary, and redraws zero columns, which would stay zero forever."""
-        if not self._warm_start:
-            return memory + 1
         is_used = tf.reduce_any(tf.not_equal(q, 0), axis=1, keepdims=True)
-        return tf.where(is_used, normalize_rows(q), self._draw(q, 0, name))
+        drawn = tf.random.stateless_normal(q.shape, seed_of(name, 0, 0), dtype=q.dtype)
+        return tf.where(is_used, normalize_rows(q), drawn)
 
-    def _draw(self, reference: tf.Tensor, draws: tf.Tensor | int, name: str) -> tf.Tensor:
-        shape = [self._rank, reference.shape[-1]]
-        return tf.random.stateless_normal(shape, seed_of(name, draws, 0), dtype=reference.dtype)
+
+# On CPUs, XLA multiplies a matrix and a thin factor up to twice as fast as the engine, unless the first one is transposed.
+# It merges about sixty small operations of an orthonormalization into one call.
 
 
 def _orthonormalize_columns(columns: tf.Tensor) -> tf.Tensor:
-    """Orthonormalizes columns and returns them as rows. XLA merges about sixty small operations into one call."""
-    return compile_with_xla(_orthonormalize_transpose, *columns.shape)(columns)
-
-
-def _orthonormalize_transpose(m: int, rank: int, columns: tf.Tensor) -> tf.Tensor:
+    """Orthonormalizes columns and returns them as rows."""
     return orthonormalize(tf.transpose(columns))
 
 
-def _multiply(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Multiplies a matrix and a thin factor; on CPUs XLA is up to twice as fast as the engine."""
-    return compile_with_xla(_matmul, *a.shape, *b.shape)(a, b)
-
-
-def _multiply_transposed(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Multiplies by the transposed second matrix; other products with a transposed matrix are slower."""
-    return compile_with_xla(_matmul_transposed, *a.shape, *b.shape)(a, b)
-
-
-def _matmul(m: int, k: int, b_rows: int, n: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    return tf.matmul(a, b)
-
-
-def _matmul_transposed(m: int, k: int, n: int, b_columns: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def _matmul_transposed(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.matmul(a, b, transpose_b=True)
 
 

@@ -1,5 +1,6 @@
 """Quantization: a few bits for each element, with scales per block, or a vote by signs."""
 
+import abc
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -7,73 +8,68 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import validate_flag, validate_integer, validate_positive
 from tfdist.gradients.compression.bit_packing import pack_bits, packed_length, unpack_bits
-from tfdist.gradients.compression.codec import Blockwise, Codec, Noise
+from tfdist.gradients.compression.codec import Blockwise, Codec
 from tfdist.gradients.compression.random_draws import divide_or_zero, round_to_uint8
 from tfdist.gradients.compression.reducers import AllGatherReducer
-from tfdist.gradients.compression.sparse_vector import bounds, peaks, sums
+from tfdist.gradients.compression.sparse_vector import peaks, sums
 from tfdist.gradients.reducer import ReductionResult
 
 
-class Int8(Blockwise):
-    """Rounds each element to one of about 2^bits levels between the bounds of its block.
+class _Levels(Blockwise):
+    """Rounds each element to a multiple of 1 / `levels` of the scale of its block, at random if the codec is randomized."""
 
-        symmetric:  C(x)_i = s round(L x_i / s) / L,   s = max |x| of the block,   L = 2^(bits-1) - 1
-        min-max:    C(x)_i = a + (b - a) round(L (x_i - a) / (b - a)) / L,   [a, b] the block's range,   L = 2^bits - 1
+    levels: int
 
-        |C(x)_i - x_i| <= s / 2L, or (b - a) / 2L;  with `stochastic` twice that, and E C(x) = x
+    @abc.abstractmethod
+    def scale(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the scales [m] of blocks [m, k] float32."""
 
-    Min-max halves the step size for blocks whose values are not centered at 0. Gradients are centered: for them, min-max
-    takes longer, and zeros do not stay zero. Rounding to the nearest is biased, though only slightly at 8 bits: error
-    feedback is on by default, and off with `stochastic`. At 8 bits a sum may be encoded again, so reduce-scatter can be
-    used.
+    def encode_rows(self, rows: tf.Tensor, noise: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        scales = self.scale(rows)
+        multiples = divide_or_zero(rows, scales[:, None]) * self.levels
+        return scales, round_to_uint8(multiples, -self.levels, self.levels, noise)
 
-    Cost: bits n / 8 bytes and 4 per block (8 for min-max): at 8 bits and blocks of 256 elements 1.016 n, which each
-    replica receives from N - 1 others, or, as a reduce-scatter, 2.031 n (N - 1) / N.
+    def decode_elements(self, numbers: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
+        return (tf.cast(numbers, tf.float32) - self.levels) * (1 / self.levels) * scales
+
+
+class Int8(_Levels):
+    """Rounds each element to one of 2^bits - 1 levels, symmetric about 0, between the bounds of its block.
+
+        C(x)_i = s round(L x_i / s) / L,   s = max |x| of the block,   L = 2^(bits-1) - 1
+
+        |C(x)_i - x_i| <= s / 2L;  with `stochastic` twice that, and E C(x) = x
+
+    Rounding to the nearest is biased, though only slightly at 8 bits: error feedback is on by default, and off with
+    `stochastic`. At 8 bits a sum may be encoded again, so reduce-scatter can be used.
+
+    Cost: bits n / 8 bytes and 4 per block: at 8 bits and blocks of 256 elements 1.016 n, which each replica receives from
+    N - 1 others, or, as a reduce-scatter, 2.031 n (N - 1) / N.
 
     Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, 2016 (arXiv:1511.04561); Gupta et al., Deep
     Learning with Limited Numerical Precision, 2015 (arXiv:1502.02551), for stochastic rounding.
     """
 
-    def __init__(self, *, bits: int = 8, block: int = 256, symmetric: bool = True, stochastic: bool = False):
+    def __init__(self, *, bits: int = 8, block: int = 256, stochastic: bool = False):
         """Validates and stores the parameters.
 
         Args:
           bits: bits per element, 2 to 8.
           block: elements that share a scale, a multiple of 8.
-          symmetric: whether levels are symmetric about 0; otherwise min-max.
           stochastic: whether to round up or down at random, which makes the result unbiased.
         """
         super().__init__("int8", block)
         self.bits = validate_integer("int8", "bits", bits, 2, 8)
-        self._symmetric = validate_flag("int8", "symmetric", symmetric)
+        self.levels = 2 ** (self.bits - 1) - 1
         self.randomized = validate_flag("int8", "stochastic", stochastic)
-        self.scales = 1 if symmetric else 2
         self.biased = not stochastic
         self.recodes = bits == 8
 
-    def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
-        rounding_noise = noise(rows.shape) if self.randomized else None
-        if self._symmetric:
-            levels, scale = 2 ** (self.bits - 1) - 1, peaks(rows)
-            return [scale], round_to_uint8(
-                divide_or_zero(rows, scale[:, None]) * levels, -levels, levels, rounding_noise
-            )
-        levels, (low, high) = 2**self.bits - 1, bounds(rows)
-        # Halved, because the range of a block can be twice the largest float, which would be inf.
-        offsets, width = 0.5 * rows - 0.5 * low[:, None], (0.5 * high - 0.5 * low)[:, None]
-        return [low, high], round_to_uint8(divide_or_zero(offsets, width) * levels, 0, levels, rounding_noise)
-
-    def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        """See base class. Decodes the bounds exactly."""
-        integers = tf.cast(numbers, tf.float32)
-        if self._symmetric:
-            levels = 2 ** (self.bits - 1) - 1
-            return (integers - levels) * (1 / levels) * scales[0]
-        fraction = integers * (1 / (2**self.bits - 1))
-        return (1.0 - fraction) * scales[0] + fraction * scales[1]
+    def scale(self, rows: tf.Tensor) -> tf.Tensor:
+        return peaks(rows)
 
 
-class QSGD(Blockwise):
+class QSGD(_Levels):
     """Rounds |x_i| / |x|_2 up or down to a multiple of 1 / s, at random and unbiased.
 
         C(x)_i = |x|_2 sign(x_i) l_i / s,   l_i = floor(s |x_i| / |x|_2 + u_i),   u_i uniform in [0, 1)
@@ -99,21 +95,16 @@ class QSGD(Blockwise):
           block: d, a multiple of 8.
         """
         super().__init__("qsgd", block)
-        self._levels = validate_integer("qsgd", "levels", levels, 1, 127)
+        self.levels = validate_integer("qsgd", "levels", levels, 1, 127)
         self.bits = (2 * levels).bit_length()
 
-    def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def scale(self, rows: tf.Tensor) -> tf.Tensor:
         peak = peaks(rows)
         # Relative to the largest element, so squares neither overflow nor underflow.
-        norm = peak * tf.sqrt(sums(tf.square(divide_or_zero(rows, peak[:, None]))))
-        y = divide_or_zero(rows, norm[:, None]) * self._levels
-        return [norm], round_to_uint8(y, -self._levels, self._levels, noise(rows.shape))
-
-    def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        return (tf.cast(numbers, tf.float32) - self._levels) * (1 / self._levels) * scales[0]
+        return peak * tf.sqrt(sums(tf.square(divide_or_zero(rows, peak[:, None]))))
 
 
-class TernGrad(Blockwise):
+class TernGrad(_Levels):
     """Rounds each element to -s, 0 or s, at random and unbiased.
 
         C(x)_i = s sign(x_i) b_i,   P(b_i = 1) = |x_i| / s,   s = max |x|
@@ -132,26 +123,20 @@ class TernGrad(Blockwise):
     """
 
     bits = 2
+    levels = 1
     randomized = True
 
     def __init__(self, *, clip: float | None = None):
-        """Validates and stores the parameters.
-
-        Args:
-          clip: c, above 0; None for no clipping.
-        """
+        """Sets `clip`, the factor c above 0; None for no clipping."""
         self._clip = None if clip is None else validate_positive("terngrad", "clip", clip)
         self.biased = clip is not None
 
-    def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
-        scale = peak = peaks(rows)
-        if self._clip is not None:
-            mean_square = sums(tf.square(divide_or_zero(rows, peak[:, None]))) / rows.shape[1]
-            scale = peak * tf.minimum(self._clip * tf.sqrt(mean_square), 1.0)
-        return [scale], round_to_uint8(divide_or_zero(rows, scale[:, None]), -1, 1, noise(rows.shape))
-
-    def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        return (tf.cast(numbers, tf.float32) - 1.0) * scales[0]
+    def scale(self, rows: tf.Tensor) -> tf.Tensor:
+        peak = peaks(rows)
+        if self._clip is None:
+            return peak
+        mean_square = sums(tf.square(divide_or_zero(rows, peak[:, None]))) / rows.shape[1]
+        return peak * tf.minimum(self._clip * tf.sqrt(mean_square), 1.0)
 
     def block_shapes(self, size: int) -> list[tuple[int, int]]:
         """See base class. The whole vector is one block."""
@@ -181,11 +166,11 @@ class OneBit(Blockwise):
         """Sets `block`, the number of elements that share a magnitude; a multiple of 8."""
         super().__init__("onebit", block)
 
-    def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
-        return [sums(tf.abs(rows) * (1 / rows.shape[1]))], tf.cast(rows < 0, tf.uint8)
+    def encode_rows(self, rows: tf.Tensor, noise: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        return sums(tf.abs(rows) * (1 / rows.shape[1])), tf.cast(rows < 0, tf.uint8)
 
-    def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        return tf.where(numbers == 1, -scales[0], scales[0])
+    def decode_elements(self, numbers: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
+        return tf.where(numbers == 1, -scales, scales)
 
 
 class SignSGD(AllGatherReducer):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import (
-    compile_with_xla,
+    run_with_xla,
     selection_size,
     validate_flag,
     validate_integer,
@@ -109,19 +109,22 @@ class Projection(_Projection):
     def _project(self, x: tf.Tensor, k: int, seed: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         size = x.shape[0]
         bits = sign_bits(-(-size // k), k, seed)
-        back_project = compile_with_xla(_back_project, size, k, int(self._unbiased))
-        return compile_with_xla(_project, size, k)(x, bits), lambda y: back_project(y, bits)
+        unbiased = int(self._unbiased)
+        return run_with_xla(_project, k, x, bits), lambda y: run_with_xla(_back_project, size, unbiased, y, bits)
 
 
-def _project(size: int, k: int, x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+def _project(k: int, x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     """Returns S x, [k]."""
-    rows = -(-size // k)
-    matrix = tf.reshape(tf.pad(x, [[0, rows * k - size]]), [rows, k])
-    return tf.reduce_sum(flip_signs(matrix, bits), axis=0)
+    return tf.reduce_sum(flip_signs(_rows_of(k, x), bits), axis=0)
 
 
-def _back_project(size: int, k: int, unbiased: int, y: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+def _rows_of(columns: int, x: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tf.pad(x, [[0, -x.shape[0] % columns]]), [-1, columns])
+
+
+def _back_project(size: int, unbiased: int, y: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     """Returns S^T y, [size], divided by the number of elements in each sum unless `unbiased`."""
+    k = y.shape[0]
     rows = -(-size // k)
     full_sums = size - (rows - 1) * k  # number of sums with an element in the last row
     y = y if unbiased else y / tf.cast(tf.where(tf.range(k) < full_sums, rows, rows - 1), tf.float32)
@@ -186,31 +189,29 @@ class Sketch(Stochastic):
         seeds = tf.random.split(seed, self._rows + 2)
         bits = tf.stack([sign_bits(blocks, self._columns, seeds[row]) for row in range(self._rows)])
         offsets = tf.random.stateless_uniform([self._rows, blocks], seeds[-2], 0, self._columns, tf.int32)
-        static_arguments = (size, self._rows, self._columns)
-        message = tf.concat(
-            [compile_with_xla(_sketch, *static_arguments)(x, bits, offsets), finiteness_flag(x)[None]], axis=0
-        )
+        message = tf.concat([run_with_xla(_sketch, x, bits, offsets), finiteness_flag(x)[None]], axis=0)
         [total_message] = collectives.all_reduce([message], name=f"{name}/sketch")
-        estimates = compile_with_xla(_estimates, *static_arguments)(total_message, bits, offsets)
+        estimates = run_with_xla(_estimates, size, total_message, bits, offsets)
         candidates = sampled_top_k(estimates, self._k, seeds[-1], sample_size(self._k / size))
         return pad_entries(candidates, self._k).indices, total_message[-1:]
 
 
-def _sketch(size: int, rows: int, columns: int, x: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-    """Returns the concatenated tables, [rows columns]."""
-    blocks = -(-size // columns)
-    matrix = tf.reshape(tf.pad(x, [[0, blocks * columns - size]]), [blocks, columns])
+def _sketch(x: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
+    """Returns the concatenated tables, [rows columns], given signs [rows, words, columns] and offsets [rows, blocks]."""
+    columns = bits.shape[2]
+    matrix = _rows_of(columns, x)
     tables = []
-    for row in range(rows):
+    for row in range(offsets.shape[0]):
         column_indices = (tf.range(columns)[None] + offsets[row][:, None]) % columns
         tables.append(tf.reduce_sum(tf.gather(flip_signs(matrix, bits[row]), column_indices, batch_dims=1), axis=0))
     return tf.concat(tables, axis=0)
 
 
-def _estimates(size: int, rows: int, columns: int, tables: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
+def _estimates(size: int, tables: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
     """Returns the median of the rows' estimates of each element, [size]; not rounded, so equal on any hardware."""
+    columns = bits.shape[2]
     estimates = []
-    for row in range(rows):
+    for row in range(offsets.shape[0]):
         column_indices = (tf.range(columns)[None] - offsets[row][:, None]) % columns
         table = tables[row * columns : (row + 1) * columns]
         estimates.append(tf.reshape(flip_signs(tf.gather(table, column_indices), bits[row]), [-1])[:size])

@@ -1,5 +1,6 @@
 """Sparsification: sends the elements of the largest magnitudes, as values and indices."""
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -11,7 +12,6 @@ from tfdist.distribution.strategy import State
 from tfdist.errors import InputError, is_number
 from tfdist.gradients.compression.arguments import (
     selection_size,
-    validate_flag,
     validate_integer,
     validate_positive,
     validate_ratio,
@@ -24,6 +24,7 @@ from tfdist.gradients.compression.sparse_vector import (
     exchange,
     magnitudes,
     pad_entries,
+    peaks,
     sample_size,
     sampled_top_k,
     select_by_threshold,
@@ -42,110 +43,77 @@ class TopK(Codec):
     (`sampled`: ten times faster, with the same result except for a few vectors in a thousand, where some entries stay
     unused). n is below 2^31.
 
-    `rescale` scales the values sent to the norm of x. It replaces error feedback, which is then off
-    by default: values that are too large would come back as an error of the opposite sign.
-
     Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017 (arXiv:1704.05021); Stich et al.,
     Sparsified SGD with Memory, 2018 (arXiv:1809.07599).
     """
 
+    biased = True
     compiles = False  # XLA has no heap and would sort all elements
 
-    def __init__(self, *, ratio: float, method: str = "exact", rescale: bool = False):
+    def __init__(self, *, ratio: float, method: str = "exact"):
         """Validates and stores the parameters.
 
         Args:
           ratio: k/n, in (0, 1].
           method: "exact" or "sampled".
-          rescale: whether to rescale the values to the norm of x.
         """
         if method not in ("exact", "sampled"):
             raise InputError(f"topk knows the methods exact and sampled. Received: {method!r}. Write one of them.")
         self._ratio = validate_ratio("topk", ratio)
-        self._rescale = validate_flag("topk", "rescale", rescale)
-        self.biased = not rescale
-        self.randomized = method == "sampled"
+        self._is_sampled = self.randomized = method == "sampled"
+        self._values: Codec = _Unchanged()
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-        """See base class. Returns indices, where negative ones mark unused entries, and values."""
+        """See base class. Returns indices, where negative ones mark unused entries, and the code of the values."""
         k = selection_size(self._ratio, x.shape[0])
-        if self.randomized:
+        if self._is_sampled:
             indices, values = pad_entries(sampled_top_k(x, k, seed, sample_size(self._ratio)), k)
         else:
             indices, values = top_k(x, k)
-        return [indices, values * _norm_ratio(x, values) if self._rescale else values]
+        return [indices, *self._values.encode(values, fold_in(seed, 0))]
 
     def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        indices, values = code
-        return to_dense(indices[None], values[None], size)
+        return self.sum([part[None] for part in code], size)
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         """See base class. Scatters all values into one vector, in the order of ranks."""
-        indices, values = codes
-        return to_dense(indices, values, size)
+        indices, *values = codes
+        replicas, k = indices.shape
+        decoded = [self._values.decode([part[rank] for part in values], k) for rank in range(replicas)]
+        return to_dense(indices, tf.stack(decoded), size)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class. Inf and NaN are among the largest values."""
-        return _peak(code[1])
-
-    def payload_bytes(self, size: int) -> int:
-        return 8 * selection_size(self._ratio, size)
-
-    def then(self, codec: Codec) -> Codec:
-        """Returns a codec that encodes the values with `codec`. Cost: 4 k bytes of indices, and the code of k values."""
-        return _EncodedTopK(self, self._ratio, codec)
-
-
-class _EncodedTopK(Codec):
-    """Top-k whose values are encoded by another codec; indices are unchanged."""
-
-    compiles = False
-
-    def __init__(self, topk: TopK, ratio: float, inner: Codec):
-        self._topk = topk
-        self._ratio = ratio
-        self._inner = inner
-        self.biased = topk.biased or inner.biased
-        self.randomized = topk.randomized or inner.randomized
-        self.experimental = topk.experimental or inner.experimental
-
-    def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-        indices, values = self._topk.encode(x, seed)
-        return [indices, *self._inner.encode(values, fold_in(seed, 0))]
-
-    def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         indices, *values = code
-        return self._topk.decode([indices, self._values(values, size)], size)
-
-    def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        indices, *values = codes
-        rank_values = [self._values([part[rank] for part in values], size) for rank in range(indices.shape[0])]
-        return self._topk.sum([indices, tf.stack(rank_values)], size)
-
-    def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
-        indices, *values = code
-        peak = _peak(self._values(values, x.shape[0]))
-        inner = self._inner.check(tf.gather(x, tf.maximum(indices, 0)), values)
-        return tf.where(tf.math.is_finite(peak), inner, peak)
+        peak = peaks(self._values.decode(values, indices.shape[0])[None])[0]
+        return tf.where(tf.math.is_finite(peak), self._values.check(tf.gather(x, tf.maximum(indices, 0)), values), peak)
 
     def payload_bytes(self, size: int) -> int:
         k = selection_size(self._ratio, size)
-        return 4 * k + self._inner.payload_bytes(k)
+        return 4 * k + self._values.payload_bytes(k)
 
-    def _values(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        return self._inner.decode(code, selection_size(self._ratio, size))
+    def then(self, codec: Codec) -> "TopK":
+        """Returns a copy that encodes the values by a codec. Cost: 4 k bytes of indices, and the code of k values."""
+        result = copy.copy(self)
+        result._values = codec
+        result.randomized = self.randomized or codec.randomized
+        result.experimental = codec.experimental
+        return result
 
 
-def _peak(values: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(tf.reduce_max(magnitudes(values)), tf.float32)
+class _Unchanged(Codec):
+    """Sends values as they are."""
 
+    biased = False
 
-def _norm_ratio(x: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns |x| / |values|, or 1 if both are 0."""
-    peak = tf.reduce_max(tf.abs(values))
-    # Divided by the largest magnitude, which is among the values, squares neither overflow nor underflow.
-    x_norm, sent_norm = (tf.norm(tf.math.divide_no_nan(vector, peak)) for vector in (x, values))
-    return tf.where(sent_norm > 0, x_norm / sent_norm, 1.0)
+    def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+        return [x]
+
+    def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
+        return code[0]
+
+    def payload_bytes(self, size: int) -> int:
+        return 4 * size
 
 
 class Threshold(Vectorwise):
