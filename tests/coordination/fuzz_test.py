@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.fuzz]
 
 fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-FIELDS = "code deadline doubt host name nonce pid place rank ranks reason size ticket topic type value values version".split()
+FIELDS = "code deadline doubt host name nonce pid place rank ranks reason size ticket topic type value values".split()
 TYPES = "hello join gather publish doubt beat goodbye".split()
 
 

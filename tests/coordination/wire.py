@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.waiting import DEADLINE
 from tfdist.coordination.job_token import split_address
-from tfdist.coordination.messages import VERSION, Session, encode
+from tfdist.coordination.messages import Session, encode
 
-HELLO = {"type": "hello", "rank": 0, "size": 2, "version": VERSION, "pid": 1, "host": "h", "nonce": "n"}
+HELLO = {"type": "hello", "rank": 0, "size": 2, "pid": 1, "host": "h", "nonce": "n"}
 GATHER = {"type": "gather", "ranks": None, "ticket": 1, "name": "y", "value": 1, "deadline": 1, "place": ""}
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from tfdist.config.staleness import LateGradients, Staleness, parse_staleness
-from tfdist.parameter_server import messages
+from tfdist.coordination import calls
+from tfdist.coordination.calls import Connection, Service
+from tfdist.coordination.job_token import listen
 from tfdist.parameter_server.coordinator import Coordinator, Outcome
-from tfdist.parameter_server.messages import Connection, Service
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import VariableServer
 
@@ -35,7 +36,7 @@ def job(staleness):
     coordinator = Coordinator(WORKERS, parse_staleness(staleness))
     servers = [VariableServer(coordinator.updates, lambda key, value: value) for _ in range(2)]
     handlers = [servers[0].handlers | coordinator.handlers, servers[1].handlers]
-    services = [Service(each, "secret", "127.0.0.1") for each in handlers]
+    services = [Service(each, "secret", listen("127.0.0.1:0", "")) for each in handlers]
     connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
     workers = [Servers(connections, rank, WORKERS) for rank in range(WORKERS)]
     for worker in workers:
@@ -140,8 +141,8 @@ def test_a_replay_without_part_of_the_record_differs(what):
 
 
 def test_bytes_pulled_fall_with_the_steps_per_pull(monkeypatch):
-    encode, sizes = messages.encode, []
-    monkeypatch.setattr(messages, "encode", lambda *m: sizes.append(sum(map(len, data := encode(*m)))) or data)
+    encode, sizes = calls.encode, []
+    monkeypatch.setattr(calls, "encode", lambda *m: sizes.append(sum(map(len, data := encode(*m)))) or data)
 
     def pulled_bytes(staleness):
         sizes.clear()

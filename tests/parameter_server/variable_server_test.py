@@ -7,19 +7,22 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica
 from tfdist.config.staleness import Staleness
+from tfdist.coordination import calls
+from tfdist.coordination.calls import Connection, Message, Service
+from tfdist.coordination.job_token import listen
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
 from tfdist.gradients.reducer import tensor_specs
-from tfdist.parameter_server import messages, variable_server
+from tfdist.parameter_server import variable_server
 from tfdist.parameter_server.coordinator import Coordinator
-from tfdist.parameter_server.messages import Connection, Message, Service
-from tfdist.parameter_server.pushed_gradients import PushReducer
+from tfdist.parameter_server.pushed_gradients import PushReducer, as_tensor
 from tfdist.parameter_server.servers import Servers, placement_of
 from tfdist.parameter_server.table_rows import TableForm
 from tfdist.parameter_server.update_order import Update
@@ -47,7 +50,7 @@ def served(count, shard_variables="by_size"):
     for number in range(count):
         found = VariableServer(following, functools.partial(total, number))
         variable_servers.append(found)
-        services.append(Service(found.handlers, "secret", "127.0.0.1"))
+        services.append(Service(found.handlers, "secret", listen("127.0.0.1:0", "")))
     connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
     workers = [Servers(connections, rank, 2, shard_variables) for rank in range(2)]
     for worker in workers:
@@ -253,8 +256,14 @@ def test_rows_of_tables_are_updated_as_keras_does(name, servers, lazy):
         np.testing.assert_allclose(found, expected, rtol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "int64", ml_dtypes.bfloat16])
+def test_a_received_array_of_any_dtype_is_a_tensor(dtype):
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    assert as_tensor(array).dtype == array.dtype and (as_tensor(array).numpy() == array).all()
+
+
 def test_messages_have_the_rows_in_use(monkeypatch):
-    sizes, encode, ids = [], messages.encode, np.arange(0, 9_000, 9)
+    sizes, encode, ids = [], calls.encode, np.arange(0, 9_000, 9)
     with served(2) as (workers, updates):
         workers[0].place([("table", 10_000 * 64 * 8)], [], [0])
         workers[0].define(
@@ -264,9 +273,7 @@ def test_messages_have_the_rows_in_use(monkeypatch):
             {0: TableForm("embedding/embeddings", (10_000, 64), "float64", None)},
             **options_of(keras.optimizers.SGD(1.0), lazy=True),
         )
-        monkeypatch.setattr(
-            messages, "encode", lambda *message: sizes.extend(map(len, data := encode(*message))) or data
-        )
+        monkeypatch.setattr(calls, "encode", lambda *message: sizes.extend(map(len, data := encode(*message))) or data)
         _, [rows], *_ = workers[0].pull(0, [ids])
         push(workers[0], 0, [0, 0], [rows + 1], [], [], ids=[ids])
     assert rows.shape == (1_000, 64) and sum(sizes) < 1.05 * 2 * rows.nbytes

@@ -32,7 +32,6 @@ from tfdist.coordination.messages import (
     join_refusal,
     nonce,
     printable,
-    version_refusal,
 )
 from tfdist.errors import describe_code
 
@@ -571,8 +570,6 @@ class Server:
     def _handle_unauthenticated(self, connection: Connection, message: Message) -> None:
         if connection.hello:  # this message is sealed, so the sender knows the token
             self._admit(connection, connection.hello)
-        elif refusal := version_refusal(message):
-            self._refuse(connection, refusal)
         else:
             connection.challenge(message, self._token)
 

@@ -5,26 +5,29 @@ import contextlib
 import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 from tfdist.coordination import Group, LocalGroup
-from tfdist.coordination.client import Liveness, connect, send_or_shut_down
+from tfdist.coordination.calls import Connection
+from tfdist.coordination.client import RemoteGroup
 from tfdist.coordination.group import LAUNCHER, NO_GOODBYE, silence_reason
 from tfdist.coordination.job_token import LOOPBACK, group_token, listen, split_address
-from tfdist.coordination.join import RemoteGroup, wait_for_members
-from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, derive_token, encode
-from tfdist.errors import ExitCode, InputError
+from tfdist.coordination.join import wait_for_members
+from tfdist.coordination.messages import WRONG_TOKEN, derive_token
+from tfdist.errors import ExitCode, InputError, PeerLostError
 from tfdist.launcher import node_group, orders
 from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, local_host_names, matches_host
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
 from tfdist.launcher.placement import reachable_address
-from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS, RendezvousServer
+from tfdist.launcher.rendezvous_server import LOST_AFTER_SECONDS, RendezvousServer
 
 LOCAL_LAUNCHER = "this launcher"  # name of the first launcher
-_CHUNK = 1 << 16
+_POLL_SECONDS = 0.1  # polling interval for orders
 
 
 class OrderSource(abc.ABC):
@@ -134,29 +137,24 @@ def attempt_group(order: Order, token: str, timeout: float) -> Iterator[Group]:
 
 
 class RemoteAgent(OrderSource):
-    """A launcher's connection to the rendezvous server, with one receiving thread; a context manager.
+    """A launcher's connection to the rendezvous server, with a thread that polls for orders; a context manager.
 
     Raises:
       PeerLostError: the server did not respond in time.
-      InputError: the server has rejected this launcher.
+      InputError: the server has another token.
     """
 
     def __init__(self, job: Job, token: str):
-        self._job, self.all_launchers = job, LocalGroup()
-        hello = {"type": "hello", "version": VERSION, "places": local_host_names()}
-        server = "the coordinator's launcher"
-        connection = connect(job.coordinator, hello, token, LIMIT, job.start_timeout_seconds, server)
-        self._token = token
-        self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
-        self.host = reachable_address(job.coordinator, serves=False)
+        self._job, self.all_launchers, self._token = job, LocalGroup(), token
+        self._connection = Connection(job.coordinator, token, "the coordinator's launcher")
+        self._call_lock, self._order_lock = threading.Lock(), threading.Lock()
         self._order = Order(OrderKind.WAIT)
         self._reported_attempt: int | None = None  # the last attempt that was reported
-        self._has_left = False
+        self._has_left, self._ended = False, threading.Event()
         self._loss_outcome: Outcome | None = None
-        self._send_lock, self._order_lock = threading.Lock(), threading.Lock()
-        for message in connection.pending_messages:
-            self._receive_order(message)
-        self._thread = threading.Thread(target=self._listen, name="guest", daemon=True)
+        self._join()
+        self.host = reachable_address(job.coordinator, serves=False)
+        self._thread = threading.Thread(target=self._poll, name="guest", daemon=True)
         self._thread.start()
 
     def order(self) -> Order:
@@ -170,7 +168,8 @@ class RemoteAgent(OrderSource):
     def report(self, report: Report) -> None:
         """See base class. Leaves the job if the end of this launcher was requested."""
         self._reported_attempt = self._order.attempt
-        self._send(orders.encode_report(report))
+        with contextlib.suppress(PeerLostError):  # the polling thread detects the loss
+            self._call("report", orders.encode_report(report))
         if report.stopped:
             self.end(report.outcome)
 
@@ -181,55 +180,55 @@ class RemoteAgent(OrderSource):
         with self._order_lock:
             self._has_left = True
             self._order = Order(OrderKind.OVER, outcome=outcome)
-        self._send({"type": "goodbye"})
+        with contextlib.suppress(PeerLostError):
+            self._call("leave", {})
 
     def __enter__(self) -> "RemoteAgent":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._has_left = True
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._ended.set()
         self._thread.join(LOST_AFTER_SECONDS)
-        self._sock.close()
+        self._connection.close()
 
-    def _listen(self) -> None:
-        problem = NO_GOODBYE
-        try:
-            self._receive_messages()
-        except (OSError, BadMessage) as error:
-            problem = str(error)
-        if not self._has_left:
-            self._loss_outcome = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
-        with contextlib.suppress(OSError):  # otherwise, the rendezvous server would wait if the main thread hangs
-            self._sock.shutdown(socket.SHUT_RDWR)
+    def _call(self, method: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        with self._call_lock:  # the server knows a launcher by its connection
+            return self._connection.call(method, values, seconds=LOST_AFTER_SECONDS).values
 
-    def _receive_messages(self) -> None:
-        """Receives messages until the server closes the connection; raises `OSError` if the server is silent."""
-        self._sock.settimeout(BEAT_SECONDS)
-        liveness = Liveness(self._lines, BEAT_SECONDS)
-        while not liveness.is_silent(LOST_AFTER_SECONDS):
-            self._send({"type": "beat"})
+    def _join(self) -> None:
+        timeout = self._job.start_timeout_seconds
+        end = time.monotonic() + timeout
+        while True:
             try:
-                data = self._sock.recv(_CHUNK)
-            except TimeoutError:
-                continue
-            for message in self._lines.feed(data):
-                liveness.record_message()
-                self._receive_order(message)
-            if not data:
+                self._call("join", {"places": local_host_names()})
                 return
-        raise OSError(silence_reason(LOST_AFTER_SECONDS))
+            except PeerLostError as error:
+                if isinstance(error.__cause__, PermissionError):
+                    raise InputError(WRONG_TOKEN) from error
+                if time.monotonic() > end:
+                    raise PeerLostError(
+                        f"the coordinator's launcher did not answer at {self._job.coordinator} within {timeout:g} s "
+                        f"({error.__cause__})."
+                    ) from error
+            time.sleep(_POLL_SECONDS)
 
-    def _receive_order(self, message: dict[str, object]) -> None:
-        if message["type"] == "order":
+    def _poll(self) -> None:
+        while not self._ended.wait(_POLL_SECONDS):
+            try:
+                order = orders.decode_order(self._call("order", {}))
+            except PeerLostError as error:
+                is_silent = isinstance(error.__cause__, TimeoutError)
+                reason = silence_reason(LOST_AFTER_SECONDS) if is_silent else NO_GOODBYE
+                if not self._has_left:
+                    self._loss_outcome = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {reason}")
+                return
             with self._order_lock:
                 if not self._has_left:  # otherwise the job is over
-                    self._order = orders.decode_order(message)
-
-    def _send(self, message: dict[str, object]) -> None:
-        with contextlib.suppress(OSError), self._send_lock:  # the receiving thread detects the end of the connection
-            send_or_shut_down(self._sock, self._seal, encode(message))
+                    self._order = order
+            if order.kind == OrderKind.OVER:
+                self._connection.close()
+                return
 
 
 @contextlib.contextmanager
@@ -254,10 +253,7 @@ def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[s
         # Created before remote launchers join: the first launcher owns the job.
         local_controller = LocalController(job, controller, token)
         if listener:
-            host = split_address(job.coordinator)[0]
-            rendezvous_server = stack.enter_context(RendezvousServer(listener, host, token))
-            controller.open_group, controller.close_group = rendezvous_server.open_group, rendezvous_server.close_group
-            rendezvous_server.open(controller)
+            stack.enter_context(RendezvousServer(listener, split_address(job.coordinator)[0], token, controller))
         yield local_controller
 
 

@@ -4,9 +4,8 @@ import enum
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tfdist.coordination.messages import Message
 from tfdist.errors import ExitCode
 from tfdist.launcher.job import Outcome, ProcessEnd
 
@@ -71,26 +70,24 @@ def new_job_name() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def encode_order(order: Order) -> Message:
+def encode_order(order: Order) -> dict[str, Any]:
     """Encodes an order."""
-    return {"type": "order"} | order._asdict() | {"outcome": _encode_outcome(order.outcome)}
+    return order._asdict() | {"outcome": _encode_outcome(order.outcome)}
 
 
-def decode_order(message: Message) -> Order:
+def decode_order(fields: Mapping[str, Any]) -> Order:
     """Decodes an order."""
-    fields = {name: message[name] for name in Order._fields}
-    return Order(**fields | {"kind": OrderKind(message["kind"]), "outcome": Outcome(*message["outcome"])})
+    return Order(**{**fields, "kind": OrderKind(fields["kind"]), "outcome": Outcome(*fields["outcome"])})
 
 
-def encode_report(report: Report) -> Message:
+def encode_report(report: Report) -> dict[str, Any]:
     """Encodes a report."""
-    return {"type": "report"} | report._asdict() | {"outcome": _encode_outcome(report.outcome)}
+    return report._asdict() | {"outcome": _encode_outcome(report.outcome)}
 
 
-def decode_report(message: Message) -> Report:
+def decode_report(fields: Mapping[str, Any]) -> Report:
     """Decodes a report."""
-    fields = {name: message[name] for name in Report._fields}
-    return Report(**fields | {"outcome": Outcome(*message["outcome"]), "absent": tuple(message["absent"])})
+    return Report(**{**fields, "outcome": Outcome(*fields["outcome"]), "absent": tuple(fields["absent"])})
 
 
 def _encode_outcome(outcome: Outcome) -> list[object]:

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config.staleness import DROPPED, REJECT, Staleness
+from tfdist.coordination.calls import Handler, Message
 from tfdist.errors import PeerLostError
 from tfdist.gradients import LossScale
-from tfdist.parameter_server.messages import Handler, Message
 from tfdist.parameter_server.update_order import Asynchronous, Recorded, Synchronous, Update, UpdateOrder
 
 _NO_NUMBERS = np.zeros([0], np.int64)

@@ -14,7 +14,7 @@ from tfdist.distribution.strategy import JobVariables, OptimizerShards, Read, St
 from tfdist.errors import InputError, byte_size, count_of
 from tfdist.gradients import Clip
 from tfdist.parameter_server.embedding_tables import EmbeddingTables, RemoteTable, RemoteVariable, is_table
-from tfdist.parameter_server.messages import as_tensor
+from tfdist.parameter_server.pushed_gradients import as_tensor
 from tfdist.parameter_server.servers import Servers, loads
 from tfdist.parameter_server.variable_server import optimizer_keys
 

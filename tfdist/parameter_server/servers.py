@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives, Op, Wire
 from tfdist.config.staleness import BY_SIZE, ROUND_ROBIN
+from tfdist.coordination.calls import Connection, Message
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import InputError, PeerLostError
 from tfdist.parameter_server.coordinator import Outcome, RangeResult
-from tfdist.parameter_server.messages import Connection, Message
 from tfdist.parameter_server.table_rows import TableForm, count_rows, split
 from tfdist.parameter_server.update_order import Update
 
