@@ -20,7 +20,7 @@ from tests.arbitrary import TEXTS, VALUES, near
 from tests.coordination.members import Job
 from tests.coordination.wire import HELLO
 from tests.waiting import DEADLINE
-from tfdist.coordination.job_token import LOOPBACK, join_address, split_address
+from tfdist.coordination.job_token import split_address
 from tfdist.coordination.messages import encode
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.fuzz]
@@ -106,38 +106,3 @@ def test_bytes_of_an_untrusted_client(pair: Job, raw: bytes) -> None:
     for line in send(pair.server.address, raw).splitlines():
         assert json.loads(line)["type"] in ("challenge", "refused")
     assert pair.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
-
-
-METHODS = st.sampled_from([b"GET", b"PUT", b"DELETE", b"POST", b"HEAD", b"", b"\xff"])
-PATHS = st.text(max_size=8).map(lambda text: f"/{text}".encode("utf-8", "surrogatepass")) | st.sampled_from(
-    [b"/global/0", b"//", b"/a/b/c", b"*", b"/%s/x" % (b"a" * 300)]
-)
-LENGTHS = st.sampled_from(
-    [b"", b"Content-Length: 3\r\n", b"Content-Length: -1\r\n", b"Content-Length: 99999999999\r\n"]
-)
-REQUESTS = st.binary(max_size=200) | st.builds(
-    lambda method, path, length, body: method + b" " + path + b" HTTP/1.1\r\n" + length + b"\r\n" + body,
-    METHODS,
-    PATHS,
-    LENGTHS,
-    st.binary(max_size=20),
-)
-
-
-@pytest.fixture
-def rendezvous() -> Iterator[int]:
-    pytest.importorskip("horovod")
-    from tests.coordination.horovod_store_test import SLOTS
-    from tfdist.coordination import horovod_store
-
-    with horovod_store.running_server(LOOPBACK, SLOTS) as port:
-        yield port
-
-
-@fuzzed
-@given(raw=REQUESTS)
-def test_requests_to_the_rendezvous(rendezvous: int, raw: bytes) -> None:
-    from tests.coordination.horovod_store_test import ask
-
-    send(join_address(LOOPBACK, rendezvous), raw)
-    assert ask(rendezvous, "PUT", "/own/0", b"address") == (200, b"")

@@ -153,35 +153,20 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class PendingOperation:
-    """An operation that some members have called.
-
-    Attributes:
-      name: name of the operation.
-      ranks: its members.
-      tickets: by rank, the member's id of its request.
-      values: by rank, the member's value.
-      deadline: the shortest deadline of the waiting members, in seconds.
-      expiry_time: the time at which this deadline has passed.
-      failure: why it failed, for members that arrive later; empty while it is open.
-      locations: by rank, the line of the program at which the member's main thread waits.
-      start_time: when the first member arrived.
-      is_reported: whether the waiting members have been notified of the missing ones.
-      is_misuse: whether it failed because the programs of the ranks make different calls.
-      deadlock_time: when a deadlock was detected; inf if there is none.
-    """
+    """An operation that some members have called."""
 
     name: str
     ranks: Sequence[int]
-    tickets: dict[int, int] = dataclasses.field(default_factory=dict)
-    values: dict[int, Json] = dataclasses.field(default_factory=dict)
-    deadline: float = math.inf
-    expiry_time: float = math.inf
-    failure: str = ""
-    locations: dict[int, str] = dataclasses.field(default_factory=dict)
-    start_time: float = math.inf
-    is_reported: bool = False
-    is_misuse: bool = False
-    deadlock_time: float = math.inf
+    tickets: dict[int, int] = dataclasses.field(default_factory=dict)  # by rank, the member's id of its request
+    values: dict[int, Json] = dataclasses.field(default_factory=dict)  # by rank
+    deadline: float = math.inf  # the shortest one of the waiting members, in seconds
+    expiry_time: float = math.inf  # at which this deadline has passed
+    failure: str = ""  # for members that arrive later; empty while it is open
+    locations: dict[int, str] = dataclasses.field(default_factory=dict)  # by rank, where the main thread waits
+    start_time: float = math.inf  # when the first member arrived
+    is_reported: bool = False  # whether the waiting members have been notified of the missing ones
+    is_misuse: bool = False  # whether it failed because the programs of the ranks make different calls
+    deadlock_time: float = math.inf  # when a deadlock was detected
 
     def missing_ranks(self) -> list[int]:
         """Returns the members that have not arrived."""
@@ -317,11 +302,14 @@ class PendingOperations:
             candidates = remaining
 
     def _fail_deadlock(self, deadlocked_entries: Sequence[PendingOperation]) -> list[Answer]:
+        def suffix(ranks: Sequence[int]) -> str:
+            return "" if len(ranks) == self._size else f" of {name_ranks(list(ranks), self._noun)}"
+
         waits_by_rank = {
             rank: (entry, location) for entry in deadlocked_entries for rank, location in entry.locations.items()
         }
         locations = "; ".join(
-            f"{self._noun} {rank} in '{entry.name}'{self._group_suffix(entry)} at {location}"
+            f"{self._noun} {rank} in '{entry.name}'{suffix(entry.ranks)} at {location}"
             for rank, (entry, location) in sorted(waits_by_rank.items())
         )
         failure = (
@@ -330,19 +318,15 @@ class PendingOperations:
         )
         return [answer for entry in deadlocked_entries for answer in entry.fail(failure, is_misuse=True)]
 
-    def _group_suffix(self, entry: PendingOperation) -> str:
-        includes_all = len(entry.ranks) == self._size
-        return "" if includes_all else f" of {name_ranks(list(entry.ranks), self._noun)}"
-
     def fail_all(self, misuse: str) -> list[Answer]:
         """Fails all current and future operations, because some members can never join."""
         self._misuse_reason = misuse
-        return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
+        return self._outcomes()
 
     def record_member_departure(self, rank: int, description: str) -> list[Answer]:
         """Records that a member left without an error, and fails the operations that still need it."""
         self._departure_reasons[rank] = f"{self._noun} {rank} {description}"
-        return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
+        return self._outcomes()
 
     def record_member_loss(self, rank: int, loss: str) -> list[Answer]:
         """Records the loss of a member, and fails its operations; subgroups without it are not affected."""
@@ -353,7 +337,7 @@ class PendingOperations:
     def tolerate_loss(self, rank: int) -> list[Answer]:
         """Records a tolerated loss: pending and later operations complete with None as the member's value."""
         self._absent_ranks.add(rank)
-        answers = [answer for entry in self._open_operations() for answer in self._outcome(entry)]
+        answers = self._outcomes()
         for key in list(self._operations):
             self._remove_completed(key)
         return answers
@@ -369,6 +353,9 @@ class PendingOperations:
 
     def _open_operations(self) -> Iterable[PendingOperation]:
         return [entry for operations in self._operations.values() for entry in operations if not entry.failure]
+
+    def _outcomes(self) -> list[Answer]:
+        return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
 
     def _outcome(self, entry: PendingOperation) -> list[Answer]:
         missing = self._missing(entry)

@@ -27,21 +27,11 @@ ANSWER_SECONDS = 2.0  # a rank that does not answer within this time is suspende
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """A running call.
-
-    Attributes:
-      description: text for reports.
-      start_time: start of the call, in seconds of `time.monotonic()`.
-      usual_seconds: expected duration, estimated from previous calls.
-      is_first: whether it is the first call, which compiles everything.
-      elapsed: seconds so far, as measured by the watching thread.
-    """
-
-    description: str
-    start_time: float
-    usual_seconds: float
-    is_first: bool
-    elapsed: float = 0.0
+    description: str  # for reports
+    start_time: float  # in seconds of `time.monotonic()`
+    usual_seconds: float  # estimated from previous calls
+    is_first: bool  # which compiles everything
+    elapsed: float = 0.0  # seconds, as measured by the watching thread
 
 
 class _Query(NamedTuple):
@@ -241,12 +231,8 @@ class Watchdog:
     def _local_state(self) -> Json:
         call = self._call
         call_state = call and [call.description, time.monotonic() - call.start_time]
-        return {
-            "step": self._step,
-            "call": call_state,
-            "wait": self._group.describe_wait(),
-            "stack": main_stack(),
-        }
+        wait = self._group.describe_wait()
+        return {"step": self._step, "call": call_state, "wait": wait, "stack": main_stack()}
 
     def _report_in_order(self) -> None:
         """Reports the answers to all queries, each after the ranks have had time to answer.

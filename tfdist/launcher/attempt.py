@@ -15,7 +15,7 @@ from tfdist.coordination.group import name_ranks
 from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, split_address
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.coordination.messages import nonce
-from tfdist.errors import SIGNAL_OFFSET, ExitCode, describe_code
+from tfdist.errors import SIGNAL_OFFSET, ExitCode
 from tfdist.launcher import node_group, orders
 from tfdist.launcher.child import EVALUATOR, Child, Start, Task
 from tfdist.launcher.engine_environment import ENGINES, evaluator_variables
@@ -25,7 +25,7 @@ from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import Channel, Log, ProgressFiles, Screen, prefix
 from tfdist.launcher.placement import Placement, place_processes
-from tfdist.launcher.supervision import Stop, Supervisor, SupervisorHooks
+from tfdist.launcher.supervision import Stop, Supervisor
 
 StopCheck = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
@@ -80,42 +80,22 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
         placement = place_processes(order.processes, order_source.host, launchers, host.job.servers)
         server, variables = stack.enter_context(_serve_group(host.job, placement, launchers))
         tasks = _create_tasks(host, placement, variables, order)
-        evaluator = _create_evaluator(host, placement, order) if host.job.evaluator and launchers.rank == 0 else None
+        ranks = [task.rank for task in tasks if task.rank != EVALUATOR]
         if is_first:
-            ranks = f"{name_ranks([task.rank for task in tasks])} of {placement.size}"
-            host.say(f"{ranks}{', an evaluator' if evaluator else ''}, logs in {host.logs}")
+            evaluator = ", an evaluator" if len(tasks) > len(ranks) else ""
+            host.say(f"{name_ranks(ranks)} of {placement.size}{evaluator}, logs in {host.logs}")
             exposure = ENGINES[host.job.launcher].exposure
             if exposure and not host.job.servers:
                 host.say(exposure)
-        timeout, rejoin = (
-            _StartTimeout(host.job.start_timeout_seconds, server),
-            _RejoinCheck(host.job, server, order.attempt),
-        )
-        hooks = SupervisorHooks(
-            stops=[*host.stops, timeout, _check_launchers(host, launchers), _check_orders(host, order_source), rejoin],
-            loss=lambda: server.loss if server else None,
-            on_stop=lambda outcome: _announce(launchers, outcome),
-            grace=host.job.grace_seconds,
-            expendable_ranks=lambda: server.tolerated_members if server else (),
-            departed_members=lambda: server.departed_members if server else (),
-            collects_failures=host.job.is_elastic,
-            on_evaluator_failure=lambda code: host.say(
-                f"the evaluator ended with {describe_code(code)}; training continues without it. Its log: "
-                f"{evaluator.log if evaluator else ''}"
-            ),
-        )
-        report = _supervise(host, tasks, hooks, stack, order.attempt, evaluator)
+        timeout = _StartTimeout(host.job.start_timeout_seconds, server)
+        rejoin = _RejoinCheck(host.job, server, order.attempt)
+        stops = [*host.stops, timeout, _check_launchers(host, launchers), _check_orders(host, order_source), rejoin]
+        report = _supervise(host, tasks, stops, launchers, server, stack, order.attempt)
     outcome = rejoin.outcome(report.outcome)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
-    step, final = host.progress_files.read(task.rank for task in tasks) if host.progress_files else (None, False)
+    step, final = host.progress_files.read(ranks) if host.progress_files else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
     return report._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
-
-
-def _announce(launchers: Group, failure: Outcome) -> None:
-    """Notifies the other launchers of a failure, except for a preemption, which ends the ranks on all hosts."""
-    if failure.code != ExitCode.PREEMPTED:
-        launchers.leave(failure.code, failure.reason)
 
 
 @contextlib.contextmanager
@@ -139,20 +119,13 @@ def _serve_group(
         yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
 
 
-def _create_evaluator(host: Host, placement: Placement, order: Order) -> Task:
-    environment = _job_environment(host, order) | evaluator_variables(placement)
-    return Task(EVALUATOR, host.command(0), environment, host.logs / "evaluator.log")
-
-
-def _job_environment(host: Host, order: Order) -> dict[str, str]:
-    job_variables = {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}
-    if host.job.is_elastic:
-        job_variables[ELASTIC_VARIABLE] = "1"
-    return _process_environment(host.environment) | job_variables
-
-
 def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
-    job_environment = _job_environment(host, order)
+    """Returns the tasks of the ranks of this node, and then of the evaluator, if it is here."""
+    inherited = {k: v for k, v in without_sources(host.environment).items() if k not in _LAUNCHER_VARIABLES}
+    job_environment = {"PYTHONUNBUFFERED": "1"} | inherited  # prints the last lines before a crash
+    job_environment |= {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}
+    if host.job.is_elastic:
+        job_environment[ELASTIC_VARIABLE] = "1"
     tasks = []
     for rank, rank_variables in zip(placement.ranks(), variables, strict=True):
         environment = job_environment | rank_variables
@@ -162,16 +135,20 @@ def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str
             width = max(columns - len(prefix(rank.rank)), 1)  # the last state of a progress bar remains as a line
             environment[terminal.LAUNCHER_VARIABLE] = str(width)
         tasks.append(Task(rank.rank, host.command(rank.rank), environment, host.logs / f"rank-{rank.rank}.log"))
+    if host.job.evaluator and placement.node == 0:
+        environment = job_environment | evaluator_variables(placement)
+        tasks.append(Task(EVALUATOR, host.command(0), environment, host.logs / "evaluator.log"))
     return tasks
 
 
 def _supervise(
     host: Host,
     tasks: Sequence[Task],
-    hooks: SupervisorHooks,
+    stops: Sequence[StopCheck],
+    launchers: Group,
+    server: Server | None,
     stack: contextlib.ExitStack,
     attempt_number: int,
-    evaluator_task: Task | None = None,
 ) -> Report:
     status = terminal.status_line(sys.stderr)
     screens = (
@@ -181,7 +158,7 @@ def _supervise(
     children: list[Child] = []
     channels: list[Channel] = []
     try:
-        for task in [*tasks, *([evaluator_task] if evaluator_task else [])]:
+        for task in tasks:
             log = stack.enter_context(Log(task.log, attempt_number))
             child = Child(task, host.start)
             children.append(child)
@@ -194,19 +171,23 @@ def _supervise(
         for child in children:
             child.reap()
         raise
-    stops = [*hooks.stops, lambda: stop_requested(host), lambda: _check_output(host, screens)]
-    hooks = hooks._replace(stops=stops, is_repeated=lambda: is_repeated_request(host))
-    all_children, evaluator = list(children), children.pop() if evaluator_task else None
-    supervisor = Supervisor(children, channels, hooks, evaluator)
+    stops = [*stops, lambda: stop_requested(host), lambda: _check_output(host, screens)]
+    supervisor = Supervisor(
+        host.job,
+        children,
+        channels,
+        launchers,
+        server,
+        stops=stops,
+        is_repeated=lambda: is_repeated_request(host),
+        say=host.say,
+    )
     try:
         outcome = supervisor.run()
-        return Report(
-            outcome,
-            supervisor.is_stopped or bool(host.received_signals),
-            orders.count_local_failures(children, outcome),
-        )
+        failures = orders.count_local_failures([child for child in children if child.rank != EVALUATOR], outcome)
+        return Report(outcome, supervisor.is_stopped or bool(host.received_signals), failures)
     finally:
-        for child in all_children:
+        for child in children:
             host.guard.forget(child.pid)
         host.guard.sweep()
 
@@ -228,11 +209,6 @@ def is_repeated_request(host: Host) -> bool:
 def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
     outcome = Outcome(SIGNAL_OFFSET + signal.SIGPIPE, "the output is no longer read")
     return Stop(outcome, host.job.grace_seconds) if any(screen.is_broken for screen in screens) else None
-
-
-def _process_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    variables = {name: value for name, value in without_sources(environment).items() if name not in _LAUNCHER_VARIABLES}
-    return {"PYTHONUNBUFFERED": "1"} | variables  # prints the last lines before a crash
 
 
 class _StartTimeout:

@@ -28,20 +28,15 @@ class Slots:
 
     def __init__(self, rejoin_seconds: float):
         self._first_delay = self._delay = rejoin_seconds
-        self._total: int | None = None
+        self.total = 0  # including disabled slots
         self._disabled_until: list[float] = []  # times, one per disabled slot
         self._all_enabled_since = -math.inf
 
     def resize(self, total: int) -> None:
         """Sets the number of slots of the host."""
-        if total != self._total and self._total is not None:
+        if total != self.total:
             self._disabled_until = []
-        self._total = total
-
-    @property
-    def total(self) -> int:
-        """Number of slots of the host, including disabled ones."""
-        return self._total or 0
+        self.total = total
 
     def disable(self, count: int, now: float) -> None:
         """Disables the slots of `count` failed processes."""
@@ -180,25 +175,15 @@ _UNSPECIFIC_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
 
 @dataclasses.dataclass
 class AttemptState:
-    """State of a running attempt.
-
-    Attributes:
-      number: number of the attempt in its job.
-      processes: number of processes of each launcher, in the order of ranks.
-      address: address of the launchers' group.
-      purpose: purpose with which the group's token is derived from the job's token.
-      start_time: when the attempt began.
-      reports: reports of launchers whose processes have ended.
-      stop_reason: why the attempt was ordered to stop, or None.
-    """
+    """State of a running attempt; see `Order` for the first fields."""
 
     number: int
-    processes: dict[str, int]
+    processes: dict[str, int]  # of each launcher, in the order of ranks
     address: str
     purpose: str
     start_time: float
-    reports: dict[str, Report] = dataclasses.field(default_factory=dict)
-    stop_reason: Outcome | None = None
+    reports: dict[str, Report] = dataclasses.field(default_factory=dict)  # of launchers whose processes have ended
+    stop_reason: Outcome | None = None  # why the attempt was ordered to stop
 
     @property
     def size(self) -> int:
@@ -498,7 +483,12 @@ class JobController:
             self._trained_launchers.update(attempt.processes)
             self._trained_size = max(self._trained_size, attempt.size)
         if cause.code == ExitCode.BAD_INPUT and 0 < self._trained_size < attempt.size:
-            self._limit_size(self._trained_size, attempt, cause)
+            self._max_processes = self._trained_size
+            self._restarts.record_resize()
+            self._print_line(
+                f"{cause.reason}.{_log_text(cause)} {attempt.size} processes are too many: at most {self._trained_size} "
+                "from now on."
+            )
         elif (
             (attempt.stop_reason == _RESIZE_OUTCOME or leaving_launchers)
             and cause.code not in FINAL_CODES
@@ -508,24 +498,13 @@ class JobController:
         else:
             self._retry_or_end(attempt, cause, now)
 
-    def _limit_size(self, size: int, attempt: AttemptState, cause: Outcome) -> None:
-        """Limits the job to a size that has worked."""
-        self._max_processes = size
-        self._restarts.record_resize()
-        self._print_line(
-            f"{cause.reason}.{_log_text(cause)} {attempt.size} processes are too many: at most {size} from now on."
-        )
-
-    def _untrained_launchers(self, attempt: AttemptState) -> list[str]:
-        if self._trained_launchers.isdisjoint(attempt.processes):
-            return []
-        return [name for name in attempt.processes if name not in self._trained_launchers]
-
     def _idle_launchers(self, attempt: AttemptState, cause: Outcome) -> list[str]:
         """Returns the connected launchers that have never trained, if training has not begun and was not preempted."""
         if attempt.step is not None or cause.code in PREEMPTION_CODES:
             return []
-        return [name for name in self._untrained_launchers(attempt) if name in self._members]
+        if self._trained_launchers.isdisjoint(attempt.processes):
+            return []
+        return [name for name in attempt.processes if name in self._members and name not in self._trained_launchers]
 
     def _retry_or_end(self, attempt: AttemptState, cause: Outcome, now: float) -> None:
         """Handles a failure, or a preemption that was not requested from a launcher."""

@@ -18,7 +18,7 @@ from tfdist.launcher.attempt import Host, StopCheck, attempt, is_repeated_reques
 from tfdist.launcher.child import NewProcess, Start
 from tfdist.launcher.job import SUCCESS, Job, Outcome
 from tfdist.launcher.order_sources import OrderSource, open_order_source
-from tfdist.launcher.orders import Order, OrderKind, Report
+from tfdist.launcher.orders import OrderKind, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import ProgressFiles, log_directory
 from tfdist.launcher.supervision import POLL_SECONDS
@@ -81,7 +81,10 @@ def _follow_orders(host: Host, order_source: OrderSource) -> Outcome:
         elif order.kind == OrderKind.RUN and stop:
             order_source.report(Report(stop.outcome, stopped=True))
         elif order.kind == OrderKind.RUN:
-            report = _attempt(host, order_source, order, is_first)
+            try:
+                report = attempt(host, order_source, order, is_first)
+            except PeerLostError as error:  # another launcher was lost before the processes began
+                report = Report(Outcome(error.exit_code, str(error).rstrip(".")))
             is_first, last_outcome = False, report.outcome
             order_source.report(report)
         else:
@@ -90,13 +93,6 @@ def _follow_orders(host: Host, order_source: OrderSource) -> Outcome:
                 order_source.end(last_outcome if is_preempted else stop.outcome, is_immediate=is_repeated_request(host))
             time.sleep(POLL_SECONDS)
     return order.outcome
-
-
-def _attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
-    try:
-        return attempt(host, order_source, order, is_first)
-    except PeerLostError as error:  # another launcher was lost before the processes began
-        return Report(Outcome(error.exit_code, str(error).rstrip(".")))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfdist.errors import ExitCode
-from tfdist.launcher.job import Outcome, ProcessEnd
+from tfdist.launcher.child import Child
+from tfdist.launcher.job import Outcome
 
 
 class OrderKind(enum.StrEnum):
@@ -98,7 +99,7 @@ def _encode_outcome(outcome: Outcome) -> list[object]:
 _IGNORED_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 
 
-def count_local_failures(ends: Collection[ProcessEnd], cause: Outcome) -> int:
+def count_local_failures(ends: Collection[Child], cause: Outcome) -> int:
     """Returns the number of failed processes of a launcher, except for failures caused by other processes.
 
     The process that caused the failure may have been signalled after announcing its failure, or because it was silent.

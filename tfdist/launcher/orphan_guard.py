@@ -19,17 +19,14 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def collect_signals(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterator[list[int]]:
-    """Collects signals in a context, in place of their handlers.
+def collect_signals() -> Iterator[list[int]]:
+    """Collects `END_SIGNALS` in a context, in place of their handlers.
 
     Signals within a second of the first one count as part of it: a closing terminal sends two, and systemd sends SIGHUP
     after SIGTERM. If SIGHUP is already ignored, as under nohup, it stays ignored.
 
     SIGUSR1, which requests a report of a training process, is ignored here, and in new processes until they install their
     handlers: it must not kill a process that is starting.
-
-    Args:
-      numbers: the signals to collect.
     """
     signals: list[int] = []
     first_time = math.inf
@@ -41,10 +38,8 @@ def collect_signals(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterat
             signals.append(number)
 
     # Under nohup, a launcher outlives its terminal.
-    ignored_signals = {
-        number for number in numbers if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
-    }
-    handlers = {number: signal.signal(number, record) for number in numbers if number not in ignored_signals}
+    ignored_signals = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    handlers = {number: signal.signal(number, record) for number in END_SIGNALS if number not in ignored_signals}
     handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         yield signals
