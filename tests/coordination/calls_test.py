@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import threading
 import tracemalloc
 
 import ml_dtypes
@@ -11,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.coordination.wire import Between, as_it_is
 from tfdist.coordination import calls
 from tfdist.coordination.calls import Connection, Message, Service, decode, encode
 from tfdist.coordination.job_token import listen, split_address
@@ -76,54 +76,6 @@ def test_hostile_bytes_of_a_member_are_refused_without_memory_and_the_server_goe
     assert connection.call("echo", {"a": 1}).values == {"a": 1}
 
 
-class Between:
-    """A reader and writer on the path from a client to a server.
-
-    Attributes:
-      address: address for the client.
-      sent: bytes of the client, a list for each connection.
-      alter_sent: function of the number of the connection and of bytes of the client that returns what the server gets.
-      alter_answer: function of bytes of the server that returns what the client gets.
-    """
-
-    def __init__(self, address):
-        self._address = split_address(address)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.sent, self.alter_sent, self.alter_answer = [], lambda data: data, lambda data: data
-        self._ends = contextlib.ExitStack()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client = self._ends.enter_context(self._listener.accept()[0])
-                server = self._ends.enter_context(socket.create_connection(self._address))
-                sent = []
-                self.sent.append(sent)
-
-                def keep(data, sent=sent):
-                    sent.append(data)
-                    return self.alter_sent(data)
-
-                threading.Thread(target=self._forward, args=[client, server, keep], daemon=True).start()
-                answer = lambda data: self.alter_answer(data)  # noqa: E731
-                threading.Thread(target=self._forward, args=[server, client, answer], daemon=True).start()
-
-    @staticmethod
-    def _forward(source, target, change):
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 20):
-                target.sendall(change(data))
-        for end in (source, target):
-            calls._shut_down(end)
-
-    def close(self):
-        calls._shut_down(self._listener)
-        self._listener.close()
-        self._ends.close()
-
-
 @pytest.fixture
 def pushed():
     """Yields what a server has got, by ticket, someone between it and a client, and a function that pushes an array."""
@@ -134,7 +86,7 @@ def pushed():
         return Message({})
 
     service = Service({"push": keep}, "secret", listen("127.0.0.1:0", ""))
-    between = Between(f"127.0.0.1:{service.port}")
+    between = Between(f"127.0.0.1:{service.port}", by_line=False)
     connections = [Connection(between.address, "secret", "server 0") for _ in range(2)]
 
     def push(ticket, connection=0):
@@ -164,11 +116,11 @@ ALTERED = {
 def test_an_altered_call_is_refused_and_changes_nothing(name, pushed):
     gradients, between, push = pushed
     push(1)
-    between.alter_sent = ALTERED[name]
+    between.to_server = lambda number, data: ALTERED[name](data)
     with pytest.raises(PeerLostError, match="server 0 did not answer push"):
         push(2)
     assert [*gradients] == [1]
-    between.alter_sent = lambda data: data
+    between.to_server = as_it_is
     push(3, connection=1)
     assert [*gradients] == [1, 3]
 
@@ -177,11 +129,11 @@ def test_a_repeated_push_is_refused_in_its_connection_and_in_others(pushed):
     gradients, between, push = pushed
     push(1), push(2)
     gradients.clear()  # as they are applied
-    sent = between.sent[0].copy()
-    between.alter_sent = lambda data: b"".join(sent[-1:])
+    sent = between.seen[0][0].copy()
+    between.to_server = lambda number, data: sent[-1]
     with pytest.raises(PeerLostError):
         push(3)
-    between.alter_sent = lambda data: data
+    between.to_server = as_it_is
     with socket.create_connection(split_address(between.address)) as client:  # the whole connection
         client.sendall(b"".join(sent))
         client.settimeout(5)
@@ -198,7 +150,7 @@ def test_a_repeated_push_is_refused_in_its_connection_and_in_others(pushed):
 def test_an_altered_answer_is_refused(position, pushed):
     _, between, push = pushed
     push(1)
-    between.alter_answer = lambda data: flipped(data, position)
+    between.to_client = lambda number, data: flipped(data, position)
     with pytest.raises(PeerLostError, match="server 0 did not answer push: a message that is not authenticated"):
         push(2)
 

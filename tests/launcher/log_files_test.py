@@ -1,7 +1,4 @@
-import os
 import pathlib
-
-import pytest
 
 from tfdist.coordination import LocalGroup
 from tfdist.launcher.output_forwarding import Log, log_directory
@@ -34,23 +31,6 @@ def test_a_log_goes_on_behind_what_is_there(tmp_path):
         "--- another launch",
         "third",
     ]
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (pathlib.Path.symlink_to, "a link"),
-        (pathlib.Path.hardlink_to, "a file with several"),
-        (os.mkfifo, "not a regular"),
-    ],
-)
-def test_a_log_is_a_regular_file_of_one_name(tmp_path, caplog, make, why):
-    (tmp_path / "precious").write_text("text")
-    make(tmp_path / "rank-0.log", *([tmp_path / "precious"] if make is not os.mkfifo else []))
-    with Log(tmp_path / "rank-0.log", 0) as log:
-        log.write(b"one\n")
-    assert len(caplog.messages) == 1 and why in caplog.messages[0]
-    assert (tmp_path / "precious").read_text() == "text"
 
 
 def test_a_log_on_a_full_disk_is_given_up_with_one_warning(caplog, monkeypatch):

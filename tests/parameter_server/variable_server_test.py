@@ -20,7 +20,6 @@ from tfdist.coordination.job_token import listen
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
 from tfdist.gradients.reducer import tensor_specs
-from tfdist.parameter_server import variable_server
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.pushed_gradients import PushReducer, as_tensor
 from tfdist.parameter_server.servers import Servers, placement_of
@@ -28,6 +27,7 @@ from tfdist.parameter_server.table_rows import TableForm
 from tfdist.parameter_server.update_order import Update
 from tfdist.parameter_server.variable_server import VariableServer
 
+pytestmark = pytest.mark.usefixtures("float64")
 RNG = np.random.default_rng(0)
 SHAPES = {"dense/kernel": (5, 3), "dense/bias": (3,), "out/kernel": (3, 4)}
 WEIGHTS = {path: RNG.normal(size=shape) for path, shape in SHAPES.items()}
@@ -84,13 +84,6 @@ def define(worker, optimizer, clip_norm=0.0, constraint=None, excluded=()):
         {},
         **options_of(optimizer, clip_norm=clip_norm),
     )
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
 
 
 def by_keras(optimizer, gradients, constraint=None, excluded=()):
@@ -277,17 +270,6 @@ def test_messages_have_the_rows_in_use(monkeypatch):
         _, [rows], *_ = workers[0].pull(0, [ids])
         push(workers[0], 0, [0, 0], [rows + 1], [], [], ids=[ids])
     assert rows.shape == (1_000, 64) and sum(sizes) < 1.05 * 2 * rows.nbytes
-
-
-def test_a_row_that_is_not_summed_is_found(monkeypatch):
-    def last_of_each(shares):
-        last = {i: row for ids, rows in shares for i, row in zip(ids.tolist(), rows, strict=True)}
-        return np.array(sorted(last)), np.array([last[i] for i in sorted(last)])
-
-    make = TABLE_OPTIMIZERS["sgd"]
-    expected = table_by_keras(make(), False)[0]
-    monkeypatch.setattr(variable_server, "sum_rows", last_of_each)
-    assert np.max(np.abs(trained_table(make(), 1, False)[0] - expected)) > 1e-3
 
 
 def test_states_are_assigned_or_moved_in_the_order_of_updates():

@@ -183,17 +183,14 @@ class Publications:
                     return
                 topic, value = self._values.pop(index)
                 callback = self._listeners[topic][0]
-            if _run_callback(callback, topic, value):
+            try:
+                is_done = callback(value) is True
+            except Exception:
+                _log.exception("A handler of '%s' failed", topic)
+                continue
+            if is_done:
                 with self._state:
                     self._listeners[topic].remove(callback)
-
-
-def _run_callback(callback: Callable[[Json], object], topic: Hashable, value: Json) -> bool:
-    try:
-        return callback(value) is True
-    except Exception:
-        _log.exception("A handler of '%s' failed", topic)
-        return False
 
 
 class Liveness:
@@ -481,8 +478,13 @@ class Client:
         kind = message["type"]
         if kind == "lost":
             loss = LostMember(message["rank"], message["reason"], message["code"], self._noun)
-            is_departure = message.get("tolerated") and loss.rank != self.rank
-            (self._record_departure if is_departure else self._record_loss)(loss)
+            if message.get("tolerated") and loss.rank != self.rank:
+                with self._state:
+                    self.departed_members |= {loss.rank}
+                    for callback in self._departure_callbacks:
+                        self._start_callback(loss, callback)
+            else:
+                self._record_loss(loss)
         elif kind == "closed":
             self._fail_gathers(message["reason"] or "the group has ended")
         elif kind == "published":
@@ -520,12 +522,6 @@ class Client:
                 else:
                     self._callbacks.append((ranks, callback))
             self._state.notify_all()
-
-    def _record_departure(self, loss: LostMember) -> None:
-        with self._state:
-            self.departed_members |= {loss.rank}
-            for callback in self._departure_callbacks:
-                self._start_callback(loss, callback)
 
     def _first_loss(self, ranks: Ranks) -> LostMember | None:
         """Returns the first loss that affects these ranks; the loss of the server affects all ranks."""

@@ -51,6 +51,7 @@ class Connection:
       peer: address of the other end, for logs.
       is_ending: whether the last message has been queued; data received afterwards is discarded.
       is_closed: whether the socket is closed.
+      send_buffer: queued bytes.
     """
 
     def __init__(self, sock: socket.socket, peer: str, selector: selectors.BaseSelector):
@@ -65,13 +66,8 @@ class Connection:
         self.is_ending = False
         self.is_closed = False
         self._sock, self._selector = sock, selector
-        self._send_buffer = bytearray()
+        self.send_buffer = bytearray()
         selector.register(sock, selectors.EVENT_READ, self)
-
-    @property
-    def unread_bytes(self) -> int:
-        """Number of queued bytes."""
-        return len(self._send_buffer)
 
     def receive(self) -> bytes | None:
         """Returns the data received, or None at the end of the connection."""
@@ -87,7 +83,7 @@ class Connection:
         """Queues a message and sends as much as possible without blocking."""
         if not self.is_ending:
             line = encode(message)
-            self._send_buffer += self._session.seal(line) if self._session else line
+            self.send_buffer += self._session.seal(line) if self._session else line
             self.flush()
 
     def challenge(self, hello: Message, token: str) -> None:
@@ -121,15 +117,15 @@ class Connection:
         if self.is_closed:
             return
         try:
-            while self._send_buffer:
-                del self._send_buffer[: self._sock.send(self._send_buffer)]
+            while self.send_buffer:
+                del self.send_buffer[: self._sock.send(self.send_buffer)]
             if self.is_ending:
                 self._sock.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             pass
         except OSError:
-            self._send_buffer.clear()  # the next receive detects the end
-        write_event = selectors.EVENT_WRITE if self._send_buffer else 0
+            self.send_buffer.clear()  # the next receive detects the end
+        write_event = selectors.EVENT_WRITE if self.send_buffer else 0
         self._selector.modify(self._sock, selectors.EVENT_READ | write_event, self)
 
     def close(self) -> None:
@@ -537,8 +533,10 @@ class Server:
         if connection.is_ending:
             return
         rank = connection.rank
-        if rank is None:
-            self._handle_unauthenticated(connection, message)
+        if rank is None and connection.hello:  # this message is sealed, so the sender knows the token
+            self._admit(connection, connection.hello)
+        elif rank is None:
+            connection.challenge(message, self._token)
         elif message["type"] == "gather":
             ticket, name, value, deadline = (message[field] for field in ("ticket", "name", "value", "deadline"))
             ranks, now = _ranks_of(message), time.monotonic()
@@ -553,12 +551,6 @@ class Server:
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
             self._goodbye(connection, rank, message["code"], message["reason"])
-
-    def _handle_unauthenticated(self, connection: Connection, message: Message) -> None:
-        if connection.hello:  # this message is sealed, so the sender knows the token
-            self._admit(connection, connection.hello)
-        else:
-            connection.challenge(message, self._token)
 
     def _refuse(self, connection: Connection, refusal: str, *, is_sealed: bool = True) -> None:
         _log.warning("Refused a connection from %s. %s", connection.peer, printable(refusal, 1000))
@@ -614,7 +606,7 @@ class Server:
             if connection.is_ending or connection.rank is None:
                 if now - (connection.last_received if connection.is_ending else connection.accept_time) > HELLO_SECONDS:
                     connection.close()
-            elif connection.unread_bytes > MAX_UNREAD:
+            elif len(connection.send_buffer) > MAX_UNREAD:
                 self._drop(connection, f"it left more than {MAX_UNREAD} bytes unread")
             elif now - connection.last_received > self._lost_after + connection.lines.allowance:
                 self._drop(connection, silence_reason(self._lost_after))

@@ -16,11 +16,11 @@ from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, 
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.coordination.messages import nonce
 from tfdist.errors import SIGNAL_OFFSET, ExitCode
-from tfdist.launcher import node_group, orders
+from tfdist.launcher import orders
 from tfdist.launcher.child import EVALUATOR, Child, Start, Task
 from tfdist.launcher.engine_environment import ENGINES, evaluator_variables
 from tfdist.launcher.job import Job, Outcome
-from tfdist.launcher.order_sources import OrderSource
+from tfdist.launcher.order_sources import OrderSource, is_request, lost_launcher
 from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import Channel, Log, ProgressFiles, Screen, prefix
@@ -302,8 +302,8 @@ def _check_launchers(host: Host, launchers: Group) -> StopCheck:
     """
 
     def check() -> Stop | None:
-        loss_outcome = node_group.lost_launcher(launchers)
-        if loss_outcome and node_group.is_request(loss_outcome.code):
+        loss_outcome = lost_launcher(launchers)
+        if loss_outcome and is_request(loss_outcome.code):
             return Stop(loss_outcome, is_requested=True, is_final=False, wait=host.job.grace_seconds)
         return Stop(loss_outcome, is_final=False) if loss_outcome else None
 

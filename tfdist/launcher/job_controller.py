@@ -272,7 +272,7 @@ class JobController:
         Args:
           job: the job to control.
           say: called with messages.
-          host_slots: returns `Hosts.slots`, or None if launchers may run all processes.
+          host_slots: returns the slots of each host, or None if launchers may run all processes.
           clock: returns the time in seconds.
           job_name: name of the job.
         """

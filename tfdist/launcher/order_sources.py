@@ -3,26 +3,28 @@
 import abc
 import contextlib
 import errno
+import math
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.calls import Connection
 from tfdist.coordination.client import RemoteGroup
 from tfdist.coordination.group import LAUNCHER, NO_GOODBYE, silence_reason
-from tfdist.coordination.job_token import LOOPBACK, group_token, listen, split_address
-from tfdist.coordination.join import wait_for_members
+from tfdist.coordination.job_token import LOOPBACK, add_token_flags, group_token, job_token, listen, split_address
+from tfdist.coordination.join import serve_group, wait_for_members
 from tfdist.coordination.messages import WRONG_TOKEN, derive_token
-from tfdist.errors import ExitCode, InputError, PeerLostError
-from tfdist.launcher import node_group, orders
-from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, local_host_names, matches_host
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, PeerLostError, describe_code, error_summary
+from tfdist.launcher import orders
+from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names, matches_host, watched_slots
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
+from tfdist.launcher.orphan_guard import END_SIGNALS
 from tfdist.launcher.placement import reachable_address
 from tfdist.launcher.rendezvous_server import LOST_AFTER_SECONDS, RendezvousServer
 
@@ -39,7 +41,9 @@ class OrderSource(abc.ABC):
     """
 
     host: str = LOOPBACK
-    all_launchers: Group
+
+    def __init__(self, job: Job, token: str = "", all_launchers: Group | None = None):
+        self._job, self._token, self.all_launchers = job, token, all_launchers or LocalGroup()
 
     @abc.abstractmethod
     def order(self) -> Order:
@@ -49,9 +53,30 @@ class OrderSource(abc.ABC):
     def report(self, report: Report) -> None:
         """Reports the end of the ordered attempt."""
 
-    @abc.abstractmethod
-    def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        """Returns a context with the group of the attempt's launchers."""
+    @contextlib.contextmanager
+    def launchers(self, order: Order) -> Iterator[Group]:
+        """Yields the group of the attempt's launchers.
+
+        Raises:
+          PeerLostError: a launcher did not connect in time.
+        """
+        if order.nodes == 1:
+            yield LocalGroup()
+            return
+        token, timeout = derive_token(self._token, order.purpose), self._job.start_timeout_seconds
+        group = RemoteGroup(
+            order.address,
+            rank=order.node,
+            size=order.nodes,
+            token=token,
+            timeout=timeout,
+            noun="node",
+            server_rank=LAUNCHER,
+        )
+        try:
+            yield wait_for_members(group, timeout)
+        finally:
+            group.leave()
 
     def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
         """Requests the end of this launcher between attempts; with `is_immediate`, without waiting for other hosts."""
@@ -65,11 +90,9 @@ class LocalController(OrderSource):
     """The source of the first launcher's orders: a job controller in the same process."""
 
     def __init__(self, job: Job, controller: JobController, token: str = ""):
-        self._job, self._controller, self._token = job, controller, token
-        self.host, self.all_launchers = (
-            reachable_address(job.coordinator if job.is_elastic else "", serves=True),
-            LocalGroup(),
-        )
+        super().__init__(job, token)
+        self._controller = controller
+        self.host = reachable_address(job.coordinator if job.is_elastic else "", serves=True)
         controller.add_launcher(LOCAL_LAUNCHER, [*LOOPBACK_NAMES, *local_host_names()])
 
     def order(self) -> Order:
@@ -77,9 +100,6 @@ class LocalController(OrderSource):
 
     def report(self, report: Report) -> None:
         self._controller.record_report(LOCAL_LAUNCHER, report)
-
-    def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        return attempt_group(order, self._token, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
         self._controller.end(outcome, is_immediate)
@@ -89,7 +109,7 @@ class FixedNodes(OrderSource):
     """The source of orders in a job with a fixed number of launchers, where each launcher runs its processes once."""
 
     def __init__(self, job: Job, group: Group):
-        self._job, self.all_launchers = job, group
+        super().__init__(job, all_launchers=group)
         self._outcome: Outcome | None = None
         self._job_name = new_job_name()  # node 0's value names the job's output
         self.host = reachable_address(job.coordinator, serves=group.rank == 0)
@@ -97,41 +117,76 @@ class FixedNodes(OrderSource):
     def order(self) -> Order:
         if self._outcome:
             return Order(OrderKind.OVER, outcome=self._outcome)
-        return Order(
-            OrderKind.RUN, 0, self._job.node_rank, self._job.nodes, self._job.processes, launched=self._job_name
-        )
+        job = self._job
+        return Order(OrderKind.RUN, 0, job.node_rank, job.nodes, job.processes, launched=self._job_name)
 
     def report(self, report: Report) -> None:
         self._outcome = report.outcome
 
-    def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        return contextlib.nullcontext(self.all_launchers)
+    @contextlib.contextmanager
+    def launchers(self, order: Order) -> Iterator[Group]:
+        yield self.all_launchers
 
     def conclude(self, outcome: Outcome) -> Outcome:
-        return node_group.conclude(self.all_launchers, outcome, self._job.grace_seconds)
+        """See base class. Waits for the other launchers unless the local processes have failed."""
+        group, grace = self.all_launchers, self._job.grace_seconds
+        if outcome.code not in (ExitCode.DONE, ExitCode.PREEMPTED) or group.goodbye_code is not None:
+            group.leave(outcome.code, outcome.reason)
+            return outcome
+        try:
+            codes = group.gather("launch/end", int(outcome.code), grace if outcome.code else math.inf)
+        except PeerLostError as error:
+            return self._outcome_of_loss(outcome, error)
+        if outcome.code or ExitCode.PREEMPTED not in codes:
+            return outcome
+        node = codes.index(ExitCode.PREEMPTED)
+        return Outcome(ExitCode.PREEMPTED, f"ranks of node {node} ended with {describe_code(ExitCode.PREEMPTED)}")
+
+    def _outcome_of_loss(self, local_outcome: Outcome, error: PeerLostError) -> Outcome:
+        group, grace = self.all_launchers, self._job.grace_seconds
+        loss, reason = group.first_loss(), str(error).rstrip(".")
+        if loss and local_outcome.code and (loss.code is None or is_request(loss.code)):  # this node's ranks have saved
+            return local_outcome
+        if local_outcome.code and not loss:
+            reason += f" of the end of this node's ranks, which were preempted (--grace_seconds={grace:g})"
+        outcome = lost_launcher(group) or Outcome(error.exit_code, reason)
+        group.leave(outcome.code, outcome.reason)
+        return outcome
+
+
+def is_request(code: int) -> bool:
+    """Returns whether an exit code means that the end of a launcher was requested, or its output closed."""
+    return code - SIGNAL_OFFSET in (*END_SIGNALS, signal.SIGPIPE)
+
+
+def lost_launcher(group: Group) -> Outcome | None:
+    """Returns the outcome of the job if another launcher is lost, else None."""
+    loss = group.first_loss()
+    return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None
 
 
 @contextlib.contextmanager
-def attempt_group(order: Order, token: str, timeout: float) -> Iterator[Group]:
-    """Yields the group of the launchers of an elastic job's attempt.
+def _fixed_launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
+    """Yields the group of all launchers of a job, which node 0 serves at the coordinator's address.
 
     Raises:
-      PeerLostError: a launcher did not connect within the timeout.
+      PeerLostError: a launcher did not connect in time.
+      InputError: node 0 cannot listen at the address, there is no token, or the token, --nodes or --node_rank differ.
     """
-    if order.nodes == 1:
-        yield LocalGroup()
-        return
-    group = RemoteGroup(
-        order.address,
-        rank=order.node,
-        size=order.nodes,
-        token=derive_token(token, order.purpose),
-        timeout=timeout,
+    group = serve_group(
+        job.coordinator,
+        rank=job.node_rank,
+        size=job.nodes,
+        token=_token(job, environment),
+        timeout=job.start_timeout_seconds,
+        remedy="Choose another --coordinator, the same on every host.",
         noun="node",
-        server_rank=LAUNCHER,
     )
     try:
-        yield wait_for_members(group, timeout)
+        yield wait_for_members(group, job.start_timeout_seconds)
+    except BaseException as error:
+        group.leave(1, error_summary(error))
+        raise
     finally:
         group.leave()
 
@@ -145,7 +200,7 @@ class RemoteAgent(OrderSource):
     """
 
     def __init__(self, job: Job, token: str):
-        self._job, self.all_launchers, self._token = job, LocalGroup(), token
+        super().__init__(job, token)
         self._connection = Connection(job.coordinator, token, "the coordinator's launcher")
         self._call_lock, self._order_lock = threading.Lock(), threading.Lock()
         self._order = Order(OrderKind.WAIT)
@@ -172,9 +227,6 @@ class RemoteAgent(OrderSource):
             self._call("report", orders.encode_report(report))
         if report.stopped:
             self.end(report.outcome)
-
-    def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        return attempt_group(order, self._token, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
         with self._order_lock:
@@ -241,15 +293,15 @@ def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[s
     """
     with contextlib.ExitStack() as stack:
         if job.nodes > 1:
-            yield FixedNodes(job, stack.enter_context(node_group.launchers(job, environment)))
+            yield FixedNodes(job, stack.enter_context(_fixed_launchers(job, environment)))
             return
         listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
         if job.is_elastic and job.coordinator and listener is None:
-            yield stack.enter_context(RemoteAgent(job, _token(job, environment)))
+            yield stack.enter_context(RemoteAgent(job, _rendezvous_token(job, environment)))
             return
-        hosts = stack.enter_context(Hosts(job.hosts)) if job.hosts else None
-        controller = JobController(job, say, host_slots=lambda: hosts.slots if hosts else None, job_name=new_job_name())
-        token = _token(job, environment) if listener else ""
+        host_slots = stack.enter_context(watched_slots(job.hosts)) if job.hosts else lambda: None
+        controller = JobController(job, say, host_slots=host_slots, job_name=new_job_name())
+        token = _rendezvous_token(job, environment) if listener else ""
         # Created before remote launchers join: the first launcher owns the job.
         local_controller = LocalController(job, controller, token)
         if listener:
@@ -258,7 +310,11 @@ def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[s
 
 
 def _token(job: Job, environment: Mapping[str, str]) -> str:
-    return group_token(node_group.token(job, environment), "launcher", job.coordinator)
+    return job_token(add_token_flags(environment, job.token_file, job.insecure), job.coordinator)
+
+
+def _rendezvous_token(job: Job, environment: Mapping[str, str]) -> str:
+    return group_token(_token(job, environment), "launcher", job.coordinator)
 
 
 def _listener(coordinator: str) -> socket.socket | None:

@@ -180,26 +180,20 @@ class Screen:
 
     def write(self, line: bytes) -> None:
         """Writes one line, above the status line."""
-        if self._status:
-            with self._status.hide():
-                self._write(line)
-        else:
-            self._write(line)
-
-    def _write(self, line: bytes) -> None:
         if self.is_broken:
             return
-        try:
-            if self._bytes:
-                self._stream.flush()  # keeps the order with earlier prints
-                self._bytes.write(line + b"\n")
-                self._bytes.flush()
-            else:
-                self._stream.write(line.decode(errors="replace") + "\n")
-                self._stream.flush()
-        # A closed terminal (EIO) must not end the launcher while ranks are saving.
-        except OSError as error:
-            self.is_broken = error.errno not in _STORAGE_ERRORS
+        with self._status.hide() if self._status else contextlib.nullcontext():
+            try:
+                if self._bytes:
+                    self._stream.flush()  # keeps the order with earlier prints
+                    self._bytes.write(line + b"\n")
+                    self._bytes.flush()
+                else:
+                    self._stream.write(line.decode(errors="replace") + "\n")
+                    self._stream.flush()
+            # A closed terminal (EIO) must not end the launcher while ranks are saving.
+            except OSError as error:
+                self.is_broken = error.errno not in _STORAGE_ERRORS
 
 
 class Channel:

@@ -63,10 +63,8 @@ class Statistics:
     def _reset(self, update_seconds: Sequence[float]) -> None:
         self._first_update_seconds = self._update_seconds = update_seconds
         self._seconds = 0.0
-        self._updates: collections.Counter[int] = collections.Counter()  # by worker
+        self._updates: list[Update] = []
         self._work: dict[tuple[int, str], float] = collections.defaultdict(float)  # by worker and name
-        self._staleness: collections.Counter[int] = collections.Counter()  # the largest of the servers
-        self._staleness_by_server: list[collections.Counter[int]] = [collections.Counter() for _ in update_seconds]
 
     def add(self, result: RangeResult, seconds: float, update_seconds: Sequence[float]) -> None:
         """Adds a range of tickets.
@@ -78,45 +76,42 @@ class Statistics:
         """
         self._seconds += seconds
         self._update_seconds = update_seconds
+        self._updates += [update for update in result.updates if update.factor]
         for worker, work in enumerate(result.work):
             for name, value in work.items():
                 self._work[worker, name] += value
-        for update in result.updates:
-            if not update.factor:
-                continue
-            self._updates.update(update.workers)
-            ages = [update.version - version for version in update.versions] if self._counts_staleness else []
-            for number, age in enumerate(ages):
-                self._staleness_by_server[number % len(self._staleness_by_server)][age] += 1
-            self._staleness.update([max(ages)] if ages else [])
 
     def take_fields(self) -> dict[str, Any]:
         """Returns the fields of a training record, and starts to count again; {} without updates."""
         fields: dict[str, Any] = {}
-        if count := self._staleness.total():
-            mean = sum(age * number for age, number in self._staleness.items()) / count
-            histograms = [{str(age): c[age] for age in sorted(c)} for c in self._staleness_by_server]
-            fields = {"staleness": mean, "max_staleness": max(self._staleness), "staleness_histogram": histograms}
+        updates, servers = self._updates if self._counts_staleness else (), len(self._update_seconds)
+        if ages := [[update.version - v for v in update.versions] for update in updates if update.versions]:
+            staleness = [max(of_update) for of_update in ages]
+            counts = [
+                collections.Counter(a for each in ages for a in each[server::servers]) for server in range(servers)
+            ]
+            histograms = [{str(age): count[age] for age in sorted(count)} for count in counts]
+            mean = sum(staleness) / len(staleness)
+            fields = {"staleness": mean, "max_staleness": max(staleness), "staleness_histogram": histograms}
         if self._seconds:
             fields["workers"] = [self._worker_fields(worker) for worker in range(self._workers)]
-            fields["servers"] = [self._server_fields(server) for server in range(len(self._update_seconds))]
+            fields["servers"] = [self._server_fields(server) for server in range(servers)]
         self._reset(self._update_seconds)
         return fields
 
     def _worker_fields(self, worker: int) -> dict[str, Any]:
+        updates = sum(worker in update.workers for update in self._updates)
         return {
-            "updates": self._updates[worker],
-            "updates_per_second": self._updates[worker] / self._seconds,
+            "updates": updates,
+            "updates_per_second": updates / self._seconds,
             "examples_per_second": self._work[worker, "examples"] / self._seconds,
             "compute_seconds": self._work[worker, "compute"],
             "wait_seconds": {cause: self._work[worker, cause] for cause in _WAITS},
         }
 
     def _server_fields(self, server: int) -> dict[str, float]:
-        pulled, pushed = (
-            int(sum(self._work[worker, f"{method}/{server}"] for worker in range(self._workers)))
-            for method in ("pull", "push")
-        )
+        workers = range(self._workers)
+        pulled, pushed = (int(sum(self._work[w, f"{method}/{server}"] for w in workers)) for method in ("pull", "push"))
         seconds = self._update_seconds[server] - self._first_update_seconds[server]
         return {"pulled_bytes": pulled, "pushed_bytes": pushed, "update_seconds": seconds}
 
@@ -399,6 +394,7 @@ class TicketLoop:
         Calls `prepare_next` while it waits for the answer.
         """
         batch, numbers, ids = inputs
+        assert ids is not None
         if version is None:
             self._remote.assign_states(self._last_pull[1])
         else:
@@ -518,7 +514,7 @@ class _Inputs(NamedTuple):
 
     batch: Any
     numbers: tf.Tensor
-    ids: Sequence[np.ndarray]
+    ids: Sequence[np.ndarray] | None = None  # until they are needed
 
 
 class TicketInputs:
@@ -529,24 +525,21 @@ class TicketInputs:
     ):
         """Initializes the inputs from batches with the indices of their examples, from ticket `first`."""
         self._batches, self._next_ticket, self._find_ids = batches, first, find_ids
-        self._known_batches: dict[int, tuple[Any, tf.Tensor]] = {}  # by ticket
-        self._known_ids: dict[int, Sequence[np.ndarray]] = {}  # by ticket
+        self._known: dict[int, _Inputs] = {}  # by ticket
 
     def of(self, ticket: int) -> _Inputs:
         """Returns the inputs of a ticket."""
         while self._next_ticket <= ticket:
-            self._known_batches[self._next_ticket] = next(self._batches)
+            self._known[self._next_ticket] = _Inputs(*next(self._batches))
             self._next_ticket += 1
-        batch, numbers = self._known_batches[ticket]
-        if ticket not in self._known_ids:
-            self._known_ids[ticket] = self._find_ids(batch)
-        return _Inputs(batch, numbers, self._known_ids[ticket])
+        inputs = self._known[ticket]
+        if inputs.ids is None:
+            inputs = self._known[ticket] = inputs._replace(ids=self._find_ids(inputs.batch))
+        return inputs
 
     def keep(self, ticket: int, active_tickets: Sequence[int]) -> None:
         """Forgets the inputs before a ticket, except those of active ones, because a worker that computes one may be lost."""
-        for number in [number for number in self._known_batches if number < ticket and number not in active_tickets]:
-            del self._known_batches[number]
-            self._known_ids.pop(number, None)
+        self._known = {n: inputs for n, inputs in self._known.items() if n >= ticket or n in active_tickets}
 
     def skip_to(self, ticket: int) -> None:
         """Reads the batches of all tickets before this one, without keeping them."""
