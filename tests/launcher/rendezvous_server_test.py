@@ -10,12 +10,11 @@ from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination.calls import Connection
 from tfdist.coordination.job_token import join_address, listen, split_address
 from tfdist.errors import InputError, PeerLostError
-from tfdist.launcher import order_sources, orders, rendezvous_server
+from tfdist.launcher import orders, rendezvous_server
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
-from tfdist.launcher.order_sources import RemoteAgent
 from tfdist.launcher.orders import OrderKind, Report
-from tfdist.launcher.rendezvous_server import RendezvousServer
+from tfdist.launcher.rendezvous_server import RemoteAgent, RendezvousServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.usefixtures("no_thread_is_left")]
 
@@ -102,7 +101,7 @@ def test_a_guest_that_is_silent_is_lost(monkeypatch) -> None:
 
 def test_a_lobby_that_is_silent_is_lost(opened, monkeypatch) -> None:
     with opened.remote_agent() as agent:
-        monkeypatch.setattr(order_sources, "LOST_AFTER_SECONDS", 0.3)
+        monkeypatch.setattr(rendezvous_server, "LOST_AFTER_SECONDS", 0.3)
         with opened.controller._lock:  # as if its launcher were suspended
             wait_for(lambda: "no heartbeat for 0.3 s" in agent.order().outcome.reason)
 

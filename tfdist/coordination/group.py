@@ -298,12 +298,8 @@ class Group(abc.ABC):
 def members(group: Group, ranks: Iterable[int]) -> list[int]:
     """Returns the sorted members of a subgroup, after validating them; see `Group.subgroup`."""
     rank_list = list(ranks)
-    sorted_ranks = sorted(set(rank_list))
-    if (
-        len(sorted_ranks) < len(rank_list)
-        or not set(sorted_ranks) <= set(range(group.size))
-        or group.rank not in sorted_ranks
-    ):
+    sorted_ranks = sorted({*rank_list} & {*range(group.size)})
+    if len(sorted_ranks) < len(rank_list) or group.rank not in sorted_ranks:
         raise ValueError(
             f"The ranks of a subgroup must be distinct ranks of {group.size}, including this process's own. Received: "
             f"{rank_list} on {name_member(group.rank)}."

@@ -58,20 +58,13 @@ ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change
 _REPORT_SECONDS = 2.0  # in which to report this process to a server that already listens at the address
 
 
-def join(
-    cluster: Cluster,
-    *,
-    token: str | None = None,
-    start_timeout: float = 60.0,
-    environment: Mapping[str, str] = os.environ,
-) -> Group:
+def join(cluster: Cluster, *, start_timeout: float = 60.0, environment: Mapping[str, str] = os.environ) -> Group:
     """Returns the group of the job's processes after all of them have joined.
 
     If TFDIST_GROUP is set, a launcher serves the group there. Otherwise, rank 0 serves it at the coordinator's address.
 
     Args:
       cluster: rank, size and addresses of this job's processes.
-      token: secret of all members; defaults to the result of `job_token`.
       start_timeout: seconds until all ranks must have joined.
       environment: environment variables, such as TFDIST_GROUP.
 
@@ -85,7 +78,7 @@ def join(
     launcher_address = environment.get(ADDRESS_VARIABLE)
     address = launcher_address or _coordinator(cluster)
     description = "\n".join((*cluster.addresses, cluster.coordinator, str(cluster.size)))
-    token = token or job_token(environment, address, description, warns=cluster.rank == 0)
+    token = job_token(environment, address, description, warns=cluster.rank == 0)
     if launcher_address:
         group = RemoteGroup(
             address, rank=cluster.rank, size=cluster.size, token=token, timeout=start_timeout, server_rank=LAUNCHER

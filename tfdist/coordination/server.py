@@ -100,10 +100,6 @@ class Connection:
         self.send({"type": "refused", "reason": reason})
         self.end()
 
-    def admit(self, rank: int) -> None:
-        """Admits the other end as a member."""
-        self.rank, self.lines.limit = rank, LIMIT + OVERHEAD
-
     def end(self) -> None:
         """Sends the queued data, and closes when the other end has closed.
 
@@ -566,7 +562,7 @@ class Server:
                 self._refuse(connection, refusal)
             return
         rank: int = hello["rank"]
-        connection.admit(rank)
+        connection.rank, connection.lines.limit = rank, LIMIT + OVERHEAD
         self._member_descriptions[rank] = f"pid {hello['pid']} on {hello['host']}"
         self._members[rank] = connection
         seconds = {"heartbeat": self._heartbeat, "lost_after": self._lost_after}

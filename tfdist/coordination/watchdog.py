@@ -226,13 +226,11 @@ class Watchdog:
             is_reporting = len(self._queries) > 1
         if not is_reporting:
             threading.Thread(target=self._report_in_order, name=f"stalls-{self._rank}", daemon=True).start()
-        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": self._local_state()})
-
-    def _local_state(self) -> Json:
         call = self._call
         call_state = call and [call.description, time.monotonic() - call.start_time]
         wait = self._group.describe_wait()
-        return {"step": self._step, "call": call_state, "wait": wait, "stack": main_stack()}
+        state = {"step": self._step, "call": call_state, "wait": wait, "stack": main_stack()}
+        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": state})
 
     def _report_in_order(self) -> None:
         """Reports the answers to all queries, each after the ranks have had time to answer.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.cluster import progress_file, terminal
 from tfdist.cluster.environment import without_sources
+from tfdist.cluster.terminal import StatusLine
 from tfdist.coordination import Group, Server
 from tfdist.coordination.group import name_ranks
 from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, split_address
@@ -150,7 +151,7 @@ def _supervise(
     stack: contextlib.ExitStack,
     attempt_number: int,
 ) -> Report:
-    status = terminal.status_line(sys.stderr)
+    status = StatusLine(sys.stderr) if terminal.columns_of(sys.stderr) else None
     screens = (
         Screen(sys.stdout, status if terminal.is_terminal(sys.stdout) else None),
         Screen(sys.stderr, status),

@@ -6,27 +6,21 @@ import errno
 import math
 import signal
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from tfdist.coordination import Group, LocalGroup
-from tfdist.coordination.calls import Connection
 from tfdist.coordination.client import RemoteGroup
-from tfdist.coordination.group import LAUNCHER, NO_GOODBYE, silence_reason
+from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.job_token import LOOPBACK, add_token_flags, group_token, job_token, listen, split_address
 from tfdist.coordination.join import serve_group, wait_for_members
-from tfdist.coordination.messages import WRONG_TOKEN, derive_token
+from tfdist.coordination.messages import derive_token
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, PeerLostError, describe_code, error_summary
-from tfdist.launcher import orders
 from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names, matches_host, watched_slots
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
 from tfdist.launcher.orphan_guard import END_SIGNALS
 from tfdist.launcher.placement import reachable_address
-from tfdist.launcher.rendezvous_server import LOST_AFTER_SECONDS, RendezvousServer
 
 LOCAL_LAUNCHER = "this launcher"  # name of the first launcher
 _POLL_SECONDS = 0.1  # polling interval for orders
@@ -191,98 +185,6 @@ def _fixed_launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group
         group.leave()
 
 
-class RemoteAgent(OrderSource):
-    """A launcher's connection to the rendezvous server, with a thread that polls for orders; a context manager.
-
-    Raises:
-      PeerLostError: the server did not respond in time.
-      InputError: the server has another token.
-    """
-
-    def __init__(self, job: Job, token: str):
-        super().__init__(job, token)
-        self._connection = Connection(job.coordinator, token, "the coordinator's launcher")
-        self._call_lock, self._order_lock = threading.Lock(), threading.Lock()
-        self._order = Order(OrderKind.WAIT)
-        self._reported_attempt: int | None = None  # the last attempt that was reported
-        self._has_left, self._ended = False, threading.Event()
-        self._loss_outcome: Outcome | None = None
-        self._join()
-        self.host = reachable_address(job.coordinator, serves=False)
-        self._thread = threading.Thread(target=self._poll, name="guest", daemon=True)
-        self._thread.start()
-
-    def order(self) -> Order:
-        """See base class. Ignores orders for an attempt that has already ended here."""
-        order, loss_outcome = self._order, self._loss_outcome
-        is_active = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._reported_attempt
-        if loss_outcome and order.kind != OrderKind.OVER:
-            return Order(OrderKind.STOP if is_active else OrderKind.OVER, order.attempt, outcome=loss_outcome)
-        return order if is_active or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
-
-    def report(self, report: Report) -> None:
-        """See base class. Leaves the job if the end of this launcher was requested."""
-        self._reported_attempt = self._order.attempt
-        with contextlib.suppress(PeerLostError):  # the polling thread detects the loss
-            self._call("report", orders.encode_report(report))
-        if report.stopped:
-            self.end(report.outcome)
-
-    def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
-        with self._order_lock:
-            self._has_left = True
-            self._order = Order(OrderKind.OVER, outcome=outcome)
-        with contextlib.suppress(PeerLostError):
-            self._call("leave", {})
-
-    def __enter__(self) -> "RemoteAgent":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_left = True
-        self._ended.set()
-        self._thread.join(LOST_AFTER_SECONDS)
-        self._connection.close()
-
-    def _call(self, method: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        with self._call_lock:  # the server knows a launcher by its connection
-            return self._connection.call(method, values, seconds=LOST_AFTER_SECONDS).values
-
-    def _join(self) -> None:
-        timeout = self._job.start_timeout_seconds
-        end = time.monotonic() + timeout
-        while True:
-            try:
-                self._call("join", {"places": local_host_names()})
-                return
-            except PeerLostError as error:
-                if isinstance(error.__cause__, PermissionError):
-                    raise InputError(WRONG_TOKEN) from error
-                if time.monotonic() > end:
-                    raise PeerLostError(
-                        f"the coordinator's launcher did not answer at {self._job.coordinator} within {timeout:g} s "
-                        f"({error.__cause__})."
-                    ) from error
-            time.sleep(_POLL_SECONDS)
-
-    def _poll(self) -> None:
-        while not self._ended.wait(_POLL_SECONDS):
-            try:
-                order = orders.decode_order(self._call("order", {}))
-            except PeerLostError as error:
-                is_silent = isinstance(error.__cause__, TimeoutError)
-                reason = silence_reason(LOST_AFTER_SECONDS) if is_silent else NO_GOODBYE
-                if not self._has_left:
-                    self._loss_outcome = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {reason}")
-                return
-            with self._order_lock:
-                if not self._has_left:  # otherwise the job is over
-                    self._order = order
-            if order.kind == OrderKind.OVER:
-                self._connection.close()
-                return
-
-
 @contextlib.contextmanager
 def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[str], object]) -> Iterator[OrderSource]:
     """Yields the order source of this launcher.
@@ -297,6 +199,8 @@ def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[s
             return
         listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
         if job.is_elastic and job.coordinator and listener is None:
+            from tfdist.launcher.rendezvous_server import RemoteAgent  # imported late, because it loads NumPy
+
             yield stack.enter_context(RemoteAgent(job, _rendezvous_token(job, environment)))
             return
         host_slots = stack.enter_context(watched_slots(job.hosts)) if job.hosts else lambda: None
@@ -305,6 +209,8 @@ def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[s
         # Created before remote launchers join: the first launcher owns the job.
         local_controller = LocalController(job, controller, token)
         if listener:
+            from tfdist.launcher.rendezvous_server import RendezvousServer
+
             stack.enter_context(RendezvousServer(listener, split_address(job.coordinator)[0], token, controller))
         yield local_controller
 

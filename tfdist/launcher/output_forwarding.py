@@ -7,8 +7,7 @@ import logging
 import os
 import pathlib
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import IO, BinaryIO, TextIO
 
@@ -20,21 +19,17 @@ from tfdist.launcher.child import EVALUATOR
 from tfdist.storage import AppendedFile, storage_of
 
 MAX_LINE_BYTES = 1 << 16  # longer lines are shown in pieces
-PROGRESS_SECONDS = 1.0  # minimum interval between states of a progress bar
 
 
 class LineSplitter:
     """Splits a stream of bytes into lines.
 
-    Text that ends in a carriage return, such as a progress bar, is a state that will be overwritten. At most one state is
-    yielded per second, or none without `yields_states`. Of a complete line, only the last state is yielded.
+    Text that ends in a carriage return, such as a progress bar, is a state that will be overwritten. Of a line, only the last
+    state is yielded.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, yields_states: bool = True):
-        self._clock = clock
-        self._yields_states = yields_states
+    def __init__(self) -> None:
         self._pending = b""
-        self._last_time = -PROGRESS_SECONDS
 
     @property
     def current_state(self) -> bytes:
@@ -47,13 +42,7 @@ class LineSplitter:
         for line in lines:
             yield _last_state(line)
         text = self._pending.rstrip(b"\r")  # a carriage return at the end may be the first half of \r\n
-        *states, last_state = text.split(b"\r")
-        self._pending = last_state + self._pending[len(text) :]
-        states = [state for state in states if state]
-        now = self._clock()
-        if self._yields_states and states and now - self._last_time >= PROGRESS_SECONDS:
-            self._last_time = now
-            yield states[-1]
+        self._pending = text.rpartition(b"\r")[2] + self._pending[len(text) :]
         while len(self._pending) > MAX_LINE_BYTES:
             yield self._pending[:MAX_LINE_BYTES]
             self._pending = self._pending[MAX_LINE_BYTES:]
@@ -210,7 +199,7 @@ class Channel:
     def __init__(self, rank: int, pipe: IO[bytes], screen: Screen, log: Log, status: StatusLine | None = None):
         self._prefix = prefix(rank).encode()
         self._pipe, self._screen, self._log, self._status = pipe, screen, log, status
-        self._lines = LineSplitter(yields_states=status is None)
+        self._lines = LineSplitter()
         os.set_blocking(pipe.fileno(), False)
 
     def fileno(self) -> int:

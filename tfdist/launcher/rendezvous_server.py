@@ -1,20 +1,29 @@
-"""The server for launchers of an elastic job, in the launcher on the coordinator's host."""
+"""Orders for launchers of an elastic job on other hosts: the server, on the coordinator's host, and its clients."""
 
 import contextlib
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from tfdist.coordination import Server
-from tfdist.coordination.calls import Handler, Message, Service
+from tfdist.coordination.calls import Connection, Handler, Message, Service
 from tfdist.coordination.group import NO_GOODBYE, silence_reason
 from tfdist.coordination.job_token import join_address, listen, split_address
-from tfdist.coordination.messages import WrongSealError, derive_token, nonce
+from tfdist.coordination.messages import WRONG_TOKEN, WrongSealError, derive_token, nonce
+from tfdist.errors import ExitCode, InputError, PeerLostError
 from tfdist.launcher import orders
+from tfdist.launcher.hosts import local_host_names
+from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
+from tfdist.launcher.order_sources import OrderSource
+from tfdist.launcher.orders import Order, OrderKind, Report
+from tfdist.launcher.placement import reachable_address
 
+_POLL_SECONDS = 0.1  # polling interval for orders
 LOST_AFTER_SECONDS = 10.0  # without a call; no engine blocks a launcher's threads
 
 
@@ -65,7 +74,7 @@ class RendezvousServer(Service):
 
         def order(message: Message) -> Message:
             current_order = controller.order(name)
-            if current_order.kind == orders.OrderKind.OVER:
+            if current_order.kind == OrderKind.OVER:
                 controller.remove_launcher(name)
             elif self._has_ended:
                 raise ConnectionError("the launcher has ended")
@@ -93,3 +102,96 @@ class RendezvousServer(Service):
         with self._changed:
             self._clients += change
             self._changed.notify_all()
+
+
+class RemoteAgent(OrderSource):
+    """A launcher's connection to the rendezvous server, with a thread that polls for orders; a context manager.
+
+    Raises:
+      PeerLostError: the server did not respond in time.
+      InputError: the server has another token.
+    """
+
+    def __init__(self, job: Job, token: str):
+        super().__init__(job, token)
+        self._connection = Connection(job.coordinator, token, "the coordinator's launcher")
+        self._call_lock, self._order_lock = threading.Lock(), threading.Lock()
+        self._order = Order(OrderKind.WAIT)
+        self._reported_attempt: int | None = None  # the last attempt that was reported
+        self._has_left, self._ended = False, threading.Event()
+        self._loss_outcome: Outcome | None = None
+        self._join()
+        self.host = reachable_address(job.coordinator, serves=False)
+        self._thread = threading.Thread(target=self._poll, name="guest", daemon=True)
+        self._thread.start()
+
+    def order(self) -> Order:
+        """See base class. Ignores orders for an attempt that has already ended here."""
+        order, loss_outcome = self._order, self._loss_outcome
+        is_active = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._reported_attempt
+        if loss_outcome and order.kind != OrderKind.OVER:
+            return Order(OrderKind.STOP if is_active else OrderKind.OVER, order.attempt, outcome=loss_outcome)
+        return order if is_active or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
+
+    def report(self, report: Report) -> None:
+        """See base class. Leaves the job if the end of this launcher was requested."""
+        self._reported_attempt = self._order.attempt
+        with contextlib.suppress(PeerLostError):
+            self._call("report", orders.encode_report(report))
+        if report.stopped:
+            self.end(report.outcome)
+
+    def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
+        with self._order_lock:
+            self._has_left = True
+            self._order = Order(OrderKind.OVER, outcome=outcome)
+        with contextlib.suppress(PeerLostError):
+            self._call("leave", {})
+
+    def __enter__(self) -> "RemoteAgent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_left = True
+        self._ended.set()
+        self._thread.join(LOST_AFTER_SECONDS)
+        self._connection.close()
+
+    def _call(self, method: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            with self._call_lock:  # the server knows a launcher by its connection
+                return self._connection.call(method, values, seconds=LOST_AFTER_SECONDS).values
+        except PeerLostError as error:
+            is_silent = isinstance(error.__cause__, TimeoutError)
+            reason = silence_reason(LOST_AFTER_SECONDS) if is_silent else NO_GOODBYE
+            if not self._has_left:
+                self._loss_outcome = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {reason}")
+            raise
+
+    def _join(self) -> None:
+        timeout = self._job.start_timeout_seconds
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                self._connection.call("join", {"places": local_host_names()}, seconds=LOST_AFTER_SECONDS)
+                return
+            except PeerLostError as error:
+                if isinstance(error.__cause__, PermissionError):
+                    raise InputError(WRONG_TOKEN) from error
+                if time.monotonic() > end:
+                    raise PeerLostError(
+                        f"the coordinator's launcher did not answer at {self._job.coordinator} within {timeout:g} s "
+                        f"({error.__cause__})."
+                    ) from error
+            time.sleep(_POLL_SECONDS)
+
+    def _poll(self) -> None:
+        with contextlib.suppress(PeerLostError):
+            while not (self._ended.wait(_POLL_SECONDS) or self._loss_outcome):
+                order = orders.decode_order(self._call("order", {}))
+                with self._order_lock:
+                    if not self._has_left:  # otherwise the job is over
+                        self._order = order
+                if order.kind == OrderKind.OVER:
+                    self._connection.close()
+                    return

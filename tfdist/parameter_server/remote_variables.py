@@ -199,7 +199,8 @@ class RemoteVariables(OptimizerShards):
 
     def describe_row_use(self) -> list[str]:
         """Describes how often rows of each table have been pulled, or how many keys have one."""
-        uses = self.servers.row_use() if self.tables.numbers else []
+        parts = [self.servers.call_table(number, "use") for number in self.tables.numbers]
+        uses = [[int(sum(counts)) for counts in zip(*of_table, strict=True)] for of_table in parts]
         return [
             f"{self._weights[number].path}: {first:,} keys have a row, {second:,} do not yet; {third:,} rows were evicted."
             if number in self.tables.keyed
