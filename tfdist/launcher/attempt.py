@@ -44,19 +44,13 @@ _LAUNCHER_VARIABLES = (
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """State shared by all attempts of a job on this host.
+    """State shared by all attempts of a job on this host; see `job_runner.run` for the other attributes.
 
     Attributes:
-      job: the job.
-      command: returns the command of a rank.
-      environment: environment of the processes.
-      start: starts a process.
       guard: kills the processes if this process is killed.
       logs: directory of the ranks' logs.
       progress_files: the ranks' progress files; None if progress is not needed.
-      stops: polled for reasons to end the processes.
       received_signals: received signals that request the end of the job.
-      say: called with messages.
     """
 
     job: Job
@@ -90,7 +84,8 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
                 host.say(exposure)
         timeout = _StartTimeout(host.job.start_timeout_seconds, server)
         rejoin = _RejoinCheck(host.job, server, order.attempt)
-        stops = [*host.stops, timeout, _check_launchers(host, launchers), _check_orders(host, order_source), rejoin]
+        stops: list[StopCheck] = [*host.stops, timeout]
+        stops += [_check_launchers(host, launchers), _check_orders(host, order_source), rejoin]
         report = _supervise(host, tasks, stops, launchers, server, stack, order.attempt)
     outcome = rejoin.outcome(report.outcome)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)

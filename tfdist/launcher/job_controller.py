@@ -110,10 +110,29 @@ class Restarts:
         # Code 75 is a program's request to be restarted, but SIGTERM is not.
         is_early_failure = step is None and may_repeat and outcome.code != ExitCode.PREEMPTED
         self._early_failures += is_early_failure
-        is_limit_reached = is_early_failure and self._early_failures >= self._max_early_failures
-        if outcome.code in PREEMPTION_CODES:
-            return self._after_preemption(step, is_limit_reached)
-        return self._after_failure(step, may_repeat, is_limit_reached)
+        is_preemption = outcome.code in PREEMPTION_CODES
+        last_step, self._failed_step = self._failed_step, step if may_repeat and not is_preemption else None
+        flag, count, budget = "max_restarts", self._failures, self._job.restart_budget
+        if is_preemption:
+            flag, count, budget = "max_preemptions", self._preemptions, self._job.preemption_budget
+        if count == budget:
+            return Decision(None, f"--{flag}={count} is used up" if count else "")
+        if self._failed_step is not None and step == last_step:
+            return Decision(None, f"the second failure in a row after step {step}, so the job is not restarted")
+        if budget == math.inf and is_early_failure and self._early_failures >= self._max_early_failures:
+            event = "began" if self._max_early_failures == MAX_EARLY_FAILURES else "made progress"
+            failures = f"{self._early_failures} failures in a row before training {event}"
+            return Decision(None, f"{failures}, so the job is not restarted; --{flag}=N sets another limit")
+        if is_preemption:
+            delay = max(self._job.restart_backoff_seconds, self._backoff(self._early_preemptions))
+            self._preemptions += 1
+            self._early_preemptions += step is None
+        else:
+            delay = self._backoff(self._failures)
+            self._failures += 1
+        limit = "" if budget == math.inf else f" of {budget:g}"
+        cause = " after preemptions" if is_preemption else "" if step is None else f" after step {step}"
+        return Decision(delay, f"restart {count + 1}{limit}{cause}")
 
     def record_resize(self) -> None:
         """Records that an attempt was stopped to resize the job, which is not a failure."""
@@ -124,47 +143,8 @@ class Restarts:
         self._early_failures = self._early_preemptions = 0
         self._max_early_failures = MAX_LATER_FAILURES
 
-    def _after_preemption(self, step: int | None, is_limit_reached: bool) -> Decision:
-        self._failed_step = None
-        budget = self._job.preemption_budget
-        if self._preemptions == budget:
-            return _exhausted_decision(self._preemptions, "max_preemptions")
-        if is_limit_reached and budget == math.inf:
-            return self._give_up("max_preemptions")
-        delay = max(self._job.restart_backoff_seconds, self._backoff(self._early_preemptions))
-        self._preemptions += 1
-        self._early_preemptions += step is None
-        return Decision(delay, f"restart {self._preemptions}{_budget_suffix(budget)} after preemptions")
-
-    def _after_failure(self, step: int | None, may_repeat: bool, is_limit_reached: bool) -> Decision:
-        last_step, self._failed_step = self._failed_step, step if may_repeat else None
-        budget = self._job.restart_budget
-        if self._failures == budget:
-            return _exhausted_decision(self._failures, "max_restarts")
-        if may_repeat and step is not None and step == last_step:
-            return Decision(None, f"the second failure in a row after step {step}, so the job is not restarted")
-        if is_limit_reached and budget == math.inf:
-            return self._give_up("max_restarts")
-        delay = self._backoff(self._failures)
-        self._failures += 1
-        step_text = "" if step is None else f" after step {step}"
-        return Decision(delay, f"restart {self._failures}{_budget_suffix(budget)}{step_text}")
-
-    def _give_up(self, flag: str) -> Decision:
-        event = "began" if self._max_early_failures == MAX_EARLY_FAILURES else "made progress"
-        count = f"{self._early_failures} failures in a row before training {event}"
-        return Decision(None, f"{count}, so the job is not restarted; --{flag}=N sets another limit")
-
     def _backoff(self, restarts: int) -> float:
         return min(MAX_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** min(restarts, 30))
-
-
-def _budget_suffix(budget: float) -> str:
-    return "" if budget == math.inf else f" of {budget:g}"
-
-
-def _exhausted_decision(count: int, flag: str) -> Decision:
-    return Decision(None, f"--{flag}={count} is used up" if count else "")
 
 
 ASSUMED_TRAINING_SECONDS = 3600.0  # after which training has probably begun, even without recorded steps

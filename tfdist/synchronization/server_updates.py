@@ -240,39 +240,32 @@ def check_supported(
     model: keras.Model, remote: RemoteVariables, settings: Settings, metrics: ModelMetrics, rate: float
 ) -> None:
     """Raises `InputError` for options and models that parameter servers do not support."""
-    needs_global_norm = (
-        bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None)) and remote.servers.count > 1
-    )
+    staleness, has_one_pass = remote.staleness, settings.micro_steps == 1 and not settings.jit_compile
+    needs_global_norm = bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None))
     rules = (
         (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
         (
-            bool(remote.tables.numbers)
-            and (
-                settings.jit_compile
-                or settings.micro_steps > 1
-                or metrics.count_all_rows
-                or remote.staleness.pull_every > 1
-            ),
+            remote.tables.numbers and not (has_one_pass and staleness.pull_every == 1 and not metrics.count_all_rows),
             "a single pass over independent rows, pulled for each step and without XLA, for an embedding that is split by rows",
             "jit_compile, accumulate_steps, pull_every, or outputs that depend on other rows",
             "no DynamicEmbedding" if remote.tables.keyed else "a larger --min_table_bytes",
         ),
         (
-            needs_global_norm,
+            needs_global_norm and remote.servers.count > 1,
             "an optimizer that updates each variable independently, if there are several servers",
             "global_clipnorm",
             "--clip_norm, or the argument `clip` of Trainer",
         ),
         (
-            bool(settings.loss_scale) and not remote.whole_batches and remote.staleness.kind != SYNC,
+            settings.loss_scale and not remote.whole_batches and staleness.kind != SYNC,
             "no loss scaling, if workers compute shares of different steps",
-            f"--staleness={remote.staleness} and a loss scale",
+            f"--staleness={staleness} and a loss scale",
             "--precision=mixed_bfloat16, or --staleness=sync",
         ),
         (
-            remote.staleness.kind != SYNC and metrics.count_all_rows,
+            staleness.kind != SYNC and metrics.count_all_rows,
             "outputs and metrics that are independent for each row, if workers do not compute each step together",
-            f"--staleness={remote.staleness} and a model whose rows depend on each other",
+            f"--staleness={staleness} and a model whose rows depend on each other",
             "--staleness=sync",
         ),
     )
