@@ -48,6 +48,7 @@ class Connection:
       accept_time: `time.monotonic()` when the connection was accepted.
       last_received: `time.monotonic()` of the last complete and verified message before `end`.
       lines: splits the received data into messages.
+      session: seals the messages; None before the challenge.
       peer: address of the other end, for logs.
       is_ending: whether the last message has been queued; data received afterwards is discarded.
       is_closed: whether the socket is closed.
@@ -59,7 +60,7 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rank: int | None = None
         self.hello: Message | None = None
-        self._session: Session | None = None
+        self.session: Session | None = None
         self.accept_time = self.last_received = time.monotonic()
         self.lines = MessageReader(LIMIT_BEFORE_HELLO)
         self.peer = peer
@@ -83,22 +84,15 @@ class Connection:
         """Queues a message and sends as much as possible without blocking."""
         if not self.is_ending:
             line = encode(message)
-            self.send_buffer += self._session.seal(line) if self._session else line
+            self.send_buffer += self.session.seal(line) if self.session else line
             self.flush()
 
     def challenge(self, hello: Message, token: str) -> None:
         """Answers a hello, which must be the last message read; all later messages must be sealed with the token."""
         challenge, session = create_challenge(token, self.lines.line)
         self.send(challenge)
-        self.hello, self._session = hello, session
+        self.hello, self.session = hello, session
         self.lines.unseal, self.lines.limit = session.unseal, LIMIT_BEFORE_HELLO + OVERHEAD
-
-    def refuse(self, reason: str, *, is_sealed: bool = True) -> None:
-        """Sends a refusal and ends the connection; without `is_sealed`, the other end does not know the token."""
-        if not is_sealed:
-            self._session = None
-        self.send({"type": "refused", "reason": reason})
-        self.end()
 
     def end(self) -> None:
         """Sends the queued data, and closes when the other end has closed.
@@ -518,7 +512,8 @@ class Server:
                 self._handle(connection, message)
         except WrongSealError as error:
             if connection.rank is None:
-                self._refuse(connection, WRONG_TOKEN, is_sealed=False)
+                connection.session = None  # the other end does not know the token
+                self._refuse(connection, WRONG_TOKEN)
             else:
                 self._drop(connection, f"it sent {error}")
         except BadMessage as error:
@@ -548,18 +543,17 @@ class Server:
         elif message["type"] == "goodbye":
             self._goodbye(connection, rank, message["code"], message["reason"])
 
-    def _refuse(self, connection: Connection, refusal: str, *, is_sealed: bool = True) -> None:
+    def _refuse(self, connection: Connection, refusal: str) -> None:
         _log.warning("Refused a connection from %s. %s", connection.peer, printable(refusal, 1000))
-        connection.refuse(refusal, is_sealed=is_sealed)
+        connection.send({"type": "refused", "reason": refusal})
+        connection.end()
 
     def _admit(self, connection: Connection, hello: Message) -> None:
         if refusal := join_refusal(hello, self.size, self._noun, self._member_descriptions):
+            self._refuse(connection, refusal)
             if hello["rank"] in self._member_descriptions and self.absent_ranks():
                 # The process has the wrong rank, so another rank will never join.
-                connection.refuse(refusal)
                 self._send(self._operations.fail_all(refusal))
-            else:
-                self._refuse(connection, refusal)
             return
         rank: int = hello["rank"]
         connection.rank, connection.lines.limit = rank, LIMIT + OVERHEAD

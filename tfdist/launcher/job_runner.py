@@ -19,7 +19,7 @@ from tfdist.launcher.child import NewProcess, Start
 from tfdist.launcher.job import SUCCESS, Job, Outcome
 from tfdist.launcher.order_sources import OrderSource, open_order_source
 from tfdist.launcher.orders import OrderKind, Report
-from tfdist.launcher.orphan_guard import OrphanGuard
+from tfdist.launcher.orphan_guard import OrphanGuard, collect_signals
 from tfdist.launcher.output_forwarding import ProgressFiles, log_directory
 from tfdist.launcher.supervision import POLL_SECONDS
 
@@ -33,7 +33,7 @@ def run(
     *,
     start: Start = NewProcess,
     stops: Sequence[StopCheck] = (),
-    interrupts: contextlib.AbstractContextManager[list[int]] | None = None,
+    signals: list[int] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Runs a job's processes on this host until they have ended, with restarts as configured.
@@ -44,7 +44,7 @@ def run(
       environment: environment of the processes; variables that identify a process are replaced.
       start: starts a process.
       stops: polled for reasons to end the processes.
-      interrupts: collects signals that request the end while processes run, see `orphan_guard.collect_signals`. None if the
+      signals: list for signals that request the end while processes run, see `orphan_guard.collect_signals`; None if the
         caller handles signals.
       say: called with messages about logs and restarts.
 
@@ -64,11 +64,10 @@ def run(
         needs_progress = job.restart_budget or job.preemption_budget or job.is_elastic
         progress_files = ProgressFiles(memory) if needs_progress else None
         variables = {**environment, in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
-        with interrupts or contextlib.nullcontext([]) as received_signals:
-            outcome = _follow_orders(
-                Host(job, command, variables, start, guard, logs, progress_files, stops, received_signals, say),
-                order_source,
-            )
+        received_signals: Sequence[int] = () if signals is None else signals
+        with contextlib.nullcontext() if signals is None else collect_signals(signals):
+            host = Host(job, command, variables, start, guard, logs, progress_files, stops, received_signals, say)
+            outcome = _follow_orders(host, order_source)
         return order_source.conclude(outcome)
 
 

@@ -19,8 +19,8 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def collect_signals() -> Iterator[list[int]]:
-    """Collects `END_SIGNALS` in a context, in place of their handlers.
+def collect_signals(signals: list[int]) -> Iterator[None]:
+    """Appends `END_SIGNALS` to a list in a context, in place of their handlers.
 
     Signals within a second of the first one count as part of it: a closing terminal sends two, and systemd sends SIGHUP
     after SIGTERM. If SIGHUP is already ignored, as under nohup, it stays ignored.
@@ -28,7 +28,6 @@ def collect_signals() -> Iterator[list[int]]:
     SIGUSR1, which requests a report of a training process, is ignored here, and in new processes until they install their
     handlers: it must not kill a process that is starting.
     """
-    signals: list[int] = []
     first_time = math.inf
 
     def record(number: int, frame: FrameType | None) -> None:
@@ -42,7 +41,7 @@ def collect_signals() -> Iterator[list[int]]:
     handlers = {number: signal.signal(number, record) for number in END_SIGNALS if number not in ignored_signals}
     handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        yield signals
+        yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -60,7 +59,8 @@ class OrphanGuard:
     """
 
     def __init__(self) -> None:
-        self.variables = {LAUNCHER_VARIABLE: secrets.token_hex(16)}  # not secret
+        token = secrets.token_hex(16)  # not secret
+        self.variables, self._variable = {LAUNCHER_VARIABLE: token}, f"{LAUNCHER_VARIABLE}={token}"
         self._groups: set[int] = set()
 
     def __enter__(self) -> "OrphanGuard":
@@ -104,11 +104,6 @@ class OrphanGuard:
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
         self._process.wait()
-
-    @property
-    def _variable(self) -> str:
-        [(name, value)] = self.variables.items()
-        return f"{name}={value}"
 
     @property
     def _input(self) -> IO[bytes]:
