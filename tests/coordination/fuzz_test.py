@@ -44,32 +44,14 @@ RAW = (
 )
 
 
-@contextlib.contextmanager
-def errors_logged() -> Iterator[list[str]]:
-    """Yields the messages of errors that are logged meanwhile, as of exceptions that nothing expects."""
-    found: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(f"{record.getMessage()} {record.exc_info}")
-
-    handler = Handler(logging.ERROR)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield found
-    finally:
-        logging.getLogger().removeHandler(handler)
-
-
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Asserts that no thread has died of an exception, no error was logged, and no descriptor is left open."""
     died: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda hooked: died.append(f"{hooked.thread}: {hooked.exc_value!r}"))
     before = psutil.Process().num_fds()
-    with errors_logged() as errors:
-        yield
-    assert not died and not errors
+    yield
+    assert not died and not [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert psutil.Process().num_fds() <= before + 8
 
 

@@ -10,10 +10,9 @@ import keras
 import numpy as np
 import pytest
 
+from tests.parameter_server.variable_server_test import options_of, serving
 from tfdist.config.staleness import LateGradients, Staleness, parse_staleness
 from tfdist.coordination import calls
-from tfdist.coordination.calls import Connection, Service
-from tfdist.coordination.job_token import listen
 from tfdist.parameter_server.coordinator import Coordinator, Outcome
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import VariableServer
@@ -35,23 +34,17 @@ class Job:
 @contextlib.contextmanager
 def job(staleness):
     coordinator = Coordinator(WORKERS, parse_staleness(staleness))
-    servers = [VariableServer(coordinator.updates, lambda key, value: value) for _ in range(2)]
-    handlers = [servers[0].handlers | coordinator.handlers, servers[1].handlers]
-    services = [Service(each, "secret", listen("127.0.0.1:0", "")) for each in handlers]
-    connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
-    workers = [Servers(connections, rank, WORKERS) for rank in range(WORKERS)]
-    for worker in workers:
-        worker.place([("weight", value.nbytes) for value in WEIGHTS], [("state", 8)])
-    optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(0.3, momentum=0.9))
-    options = {"floatx": "float64", "epsilon": 1e-7, "clip_norm": 0.0, "clip_value": 0.0, "lazy": False}
-    forms = {number: (f"weight{number}", None, False) for number in range(2)}
-    workers[0].define(dict(enumerate(WEIGHTS)), [np.ones([1])], forms, {}, optimizer=optimizer, **options)
-    try:
+
+    def create(number):
+        return VariableServer(coordinator.updates, lambda key, value: value)
+
+    with serving(create, 2, WORKERS, coordinator=coordinator) as (servers, workers):
+        for worker in workers:
+            worker.place([("weight", value.nbytes) for value in WEIGHTS], [("state", 8)])
+        forms = {number: (f"weight{number}", None, False) for number in range(2)}
+        options = options_of(keras.optimizers.SGD(0.3, momentum=0.9))
+        workers[0].define(dict(enumerate(WEIGHTS)), [np.ones([1])], forms, {}, **options)
         yield Job(coordinator, servers, workers)
-    finally:  # calls that wait then fail
-        for server, service in zip(servers, services, strict=True):
-            server.close()
-            service.close()
 
 
 def work(running, rank, seed, updates=()):

@@ -35,9 +35,24 @@ GRADIENTS = [[RNG.normal(size=shape) for shape in SHAPES.values()] for _ in rang
 
 
 @contextlib.contextmanager
+def serving(create_server, count, workers, shard_variables="by_size", coordinator=None):
+    """Yields servers, and the calls of workers to them; the first server is the coordinator, too, if there is one."""
+    servers = [create_server(number) for number in range(count)]
+    handlers = [dict(server.handlers) for server in servers]
+    handlers[0] |= coordinator.handlers if coordinator else {}
+    services = [Service(of_server, "secret", listen("127.0.0.1:0", "")) for of_server in handlers]
+    connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
+    try:
+        yield servers, [Servers(connections, rank, workers, shard_variables) for rank in range(workers)]
+    finally:  # calls that wait then fail
+        for end in (*connections, *servers, *services):
+            end.close()
+
+
+@contextlib.contextmanager
 def served(count, shard_variables="by_size"):
     """Yields the calls of two workers to servers, and the list to which updates are appended."""
-    updates, coordinator, variable_servers, services = [], Coordinator(2, Staleness()), [], []
+    updates, coordinator = [], Coordinator(2, Staleness())
 
     def total(server, key, value):
         return float(sum(coordinator.gather(Message({}, [np.array(value)]), key, server, count).arrays))
@@ -47,20 +62,13 @@ def served(count, shard_variables="by_size"):
             threading.Event().wait(0.002)
         return updates[version : version + 1]
 
-    for number in range(count):
-        found = VariableServer(following, functools.partial(total, number))
-        variable_servers.append(found)
-        services.append(Service(found.handlers, "secret", listen("127.0.0.1:0", "")))
-    connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
-    workers = [Servers(connections, rank, 2, shard_variables) for rank in range(2)]
-    for worker in workers:
-        worker.place([(path, value.nbytes) for path, value in WEIGHTS.items()], [("state", 8)])
-    yield workers, updates
-    for connection in connections:
-        connection.close()
-    for found, service in zip(variable_servers, services, strict=True):
-        found.close()
-        service.close()
+    def create(number):
+        return VariableServer(following, functools.partial(total, number))
+
+    with serving(create, count, 2, shard_variables) as (_, workers):
+        for worker in workers:
+            worker.place([(path, value.nbytes) for path, value in WEIGHTS.items()], [("state", 8)])
+        yield workers, updates
 
 
 def push(worker, ticket, versions, gradients, before, after, methods=None, ids=()):

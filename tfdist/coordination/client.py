@@ -197,13 +197,12 @@ class Liveness:
     """Measures the time since the last complete and verified message, or since its creation.
 
     Args:
-      lines: the reader of messages.
       interval: seconds between two calls of `is_silent` if nothing delays this process.
       clock: returns the time in seconds.
     """
 
-    def __init__(self, lines: MessageReader, interval: float, clock: Callable[[], float] = time.monotonic):
-        self._lines, self._interval, self._clock = lines, interval, clock
+    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic):
+        self._interval, self._clock = interval, clock
         self._last_received = self._last_checked = clock()
 
     def record_message(self) -> None:
@@ -211,12 +210,12 @@ class Liveness:
         self._last_received = self._clock()
 
     def is_silent(self, limit: float) -> bool:
-        """Returns whether no message has arrived for `limit` seconds plus the time allowed for an incomplete one."""
+        """Returns whether no message has arrived for `limit` seconds."""
         now = self._clock()
         if now - self._last_checked > self._interval + 1.0:  # this process was suspended or starved, not the other end
             self._last_received = min(now, self._last_received + now - self._last_checked)
         self._last_checked = now
-        return now - self._last_received > limit + self._lines.allowance
+        return now - self._last_received > limit
 
 
 _members: weakref.WeakSet["Client"] = weakref.WeakSet()
@@ -339,7 +338,7 @@ class Client:
         self._secret = derive_token(token, welcome["nonce"])
         self._heartbeat, self._lost_after = float(welcome["heartbeat"]), float(welcome["lost_after"])
         self._sock.settimeout(self._lost_after)
-        self._liveness = Liveness(self._lines, self._heartbeat)
+        self._liveness = Liveness(self._heartbeat)
         self._receive(self._lines.feed(b""))  # received together with the welcome
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()

@@ -18,7 +18,6 @@ from typing import Any
 from tfdist.errors import InputError, escape_control_characters
 
 LIMIT = 1 << 20  # maximum bytes per message
-MIN_BYTES_PER_SECOND = 1 << 20  # an incomplete message does not count as silence if it arrives at this rate
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss after an engine has reported a failure
 LIMIT_BEFORE_HELLO = 1 << 12  # for unauthenticated senders
 
@@ -66,14 +65,6 @@ class MessageReader:
         self.line = b""
         self._pending = bytearray()
         self._searched_bytes = 0  # number of pending bytes without a newline
-
-    @property
-    def allowance(self) -> float:
-        """Seconds that an incomplete message may delay the heartbeats after it, at `MIN_BYTES_PER_SECOND`.
-
-        Its bytes are not verified yet, so forged bytes extend the delay, too, but only up to `limit`.
-        """
-        return len(self._pending) / MIN_BYTES_PER_SECOND
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yields the messages that `data` completes.

@@ -52,7 +52,6 @@ class Connection:
       peer: address of the other end, for logs.
       is_ending: whether the last message has been queued; data received afterwards is discarded.
       is_closed: whether the socket is closed.
-      send_buffer: queued bytes.
     """
 
     def __init__(self, sock: socket.socket, peer: str, selector: selectors.BaseSelector):
@@ -67,7 +66,7 @@ class Connection:
         self.is_ending = False
         self.is_closed = False
         self._sock, self._selector = sock, selector
-        self.send_buffer = bytearray()
+        self._send_buffer = bytearray()
         selector.register(sock, selectors.EVENT_READ, self)
 
     def receive(self) -> bytes | None:
@@ -84,7 +83,7 @@ class Connection:
         """Queues a message and sends as much as possible without blocking."""
         if not self.is_ending:
             line = encode(message)
-            self.send_buffer += self.session.seal(line) if self.session else line
+            self._send_buffer += self.session.seal(line) if self.session else line
             self.flush()
 
     def challenge(self, hello: Message, token: str) -> None:
@@ -107,15 +106,15 @@ class Connection:
         if self.is_closed:
             return
         try:
-            while self.send_buffer:
-                del self.send_buffer[: self._sock.send(self.send_buffer)]
+            while self._send_buffer:
+                del self._send_buffer[: self._sock.send(self._send_buffer)]
             if self.is_ending:
                 self._sock.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             pass
         except OSError:
-            self.send_buffer.clear()  # the next receive detects the end
-        write_event = selectors.EVENT_WRITE if self.send_buffer else 0
+            self._send_buffer.clear()  # the next receive detects the end
+        write_event = selectors.EVENT_WRITE if self._send_buffer else 0
         self._selector.modify(self._sock, selectors.EVENT_READ | write_event, self)
 
     def close(self) -> None:
@@ -362,7 +361,6 @@ def _failure_message(ticket: int, failure: str, is_misuse: bool = False) -> Mess
 
 
 LOST_AFTER_SECONDS = 20.0
-MAX_UNREAD = 64 * LIMIT  # bytes that a member may leave unread
 CLOSE_SECONDS = 2.0  # for the delivery of the last messages when the server closes
 
 
@@ -596,9 +594,7 @@ class Server:
             if connection.is_ending or connection.rank is None:
                 if now - (connection.last_received if connection.is_ending else connection.accept_time) > HELLO_SECONDS:
                     connection.close()
-            elif len(connection.send_buffer) > MAX_UNREAD:
-                self._drop(connection, f"it left more than {MAX_UNREAD} bytes unread")
-            elif now - connection.last_received > self._lost_after + connection.lines.allowance:
+            elif now - connection.last_received > self._lost_after:
                 self._drop(connection, silence_reason(self._lost_after))
             else:
                 connection.send({"type": "beat"})
