@@ -8,7 +8,7 @@ from tfdist.launcher.orders import Order, OrderKind, Report, decode_order, decod
 
 OUTCOMES = st.builds(Outcome, st.integers(0, 255), st.text(), st.none() | st.integers(0, 99))
 NUMBERS = st.integers(0, 10**6)
-ORDERS = st.builds(Order, st.sampled_from(OrderKind), *[NUMBERS] * 4, st.text(), st.text(), OUTCOMES, st.text())
+ORDERS = st.builds(Order, st.sampled_from(OrderKind), *[NUMBERS] * 4, st.text(), OUTCOMES, st.text())
 REPORTS = st.builds(
     Report, OUTCOMES, st.booleans(), NUMBERS, st.none() | NUMBERS, st.booleans(), st.lists(NUMBERS).map(tuple)
 )

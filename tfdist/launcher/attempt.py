@@ -15,7 +15,6 @@ from tfdist.coordination import Group, Server
 from tfdist.coordination.group import name_ranks
 from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, split_address
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
-from tfdist.coordination.messages import nonce
 from tfdist.errors import SIGNAL_OFFSET, ExitCode
 from tfdist.launcher import orders
 from tfdist.launcher.child import EVALUATOR, Child, Start, Task
@@ -103,15 +102,14 @@ def _serve_group(
     with contextlib.ExitStack() as stack:
         server, endpoint = None, None
         if launchers.rank == 0:
-            purpose = nonce()
             host = placement.hosts[0]
             listener = listen(join_address(host, 0), "Choose another --coordinator, the same on every host.")
-            server = Server(listener, size=placement.size, token=launchers.token_for(purpose))
+            server = Server(listener, size=placement.size, token=launchers.token_for("ranks"))
             stack.callback(server.close, "the launcher has ended")
             port = split_address(server.address)[1]
-            endpoint = [join_address(host, port), purpose, stack.enter_context(engine.serve(placement))]
-        address, purpose, engine_port = launchers.broadcast("launch/served", endpoint)
-        group = {ADDRESS_VARIABLE: address, TOKEN_VARIABLE: launchers.token_for(purpose)}
+            endpoint = [join_address(host, port), stack.enter_context(engine.serve(placement))]
+        address, engine_port = launchers.broadcast("launch/served", endpoint)
+        group = {ADDRESS_VARIABLE: address, TOKEN_VARIABLE: launchers.token_for("ranks")}
         yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
 
 

@@ -160,7 +160,6 @@ class AttemptState:
     number: int
     processes: dict[str, int]  # of each launcher, in the order of ranks
     address: str
-    purpose: str
     start_time: float
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)  # of launchers whose processes have ended
     stop_reason: Outcome | None = None  # why the attempt was ordered to stop
@@ -211,8 +210,8 @@ SETTLE_SECONDS = 2.0  # time for more launchers to join before a job on several 
 
 _RESIZE_OUTCOME = Outcome(ExitCode.PREEMPTED, "the processes stop so that the job can be resized")
 
-# Opens a group of launchers; returns its address and the purpose of its token.
-OpenGroup = Callable[[Sequence[str]], tuple[str, str]]
+# Opens the group of an attempt, given its number and the number of launchers; returns its address.
+OpenGroup = Callable[[int, int], str]
 
 
 @dataclasses.dataclass
@@ -258,7 +257,7 @@ class JobController:
         """
         self._job, self._print_line, self._host_slots = job, say, host_slots
         self._clock, self._job_name = clock, job_name
-        self.open_group: OpenGroup = lambda names: ("", "")
+        self.open_group: OpenGroup = lambda attempt, size: ""
         self.close_group: Callable[[], object] = lambda: None
         self._min_processes = job.min_processes or job.processes
         self._restarts = Restarts(job)
@@ -336,7 +335,6 @@ class JobController:
             len(names),
             attempt.processes[name],
             attempt.address,
-            attempt.purpose,
             launched=self._job_name,
         )
 
@@ -428,10 +426,10 @@ class JobController:
         if not self._next_number and not self._is_settled(plan, now):
             return
         self._waiting_since = None
-        address, purpose = self.open_group(list(plan)) if len(plan) > 1 else ("", "")
+        address = self.open_group(self._next_number, len(plan)) if len(plan) > 1 else ""
         if self._job.is_elastic and self._next_number:
             self._print_line(f"Attempt {self._next_number}: {sum(plan.values())} processes.")
-        self._attempt = AttemptState(self._next_number, plan, address, purpose, now)
+        self._attempt = AttemptState(self._next_number, plan, address, now)
         self._next_number += 1
 
     def _wait_for_slots(self, now: float) -> None:

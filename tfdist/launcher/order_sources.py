@@ -57,7 +57,7 @@ class OrderSource(abc.ABC):
         if order.nodes == 1:
             yield LocalGroup()
             return
-        token, timeout = derive_token(self._token, order.purpose), self._job.start_timeout_seconds
+        token, timeout = attempt_token(self._token, order.attempt), self._job.start_timeout_seconds
         group = RemoteGroup(
             order.address,
             rank=order.node,
@@ -146,6 +146,11 @@ class FixedNodes(OrderSource):
         outcome = lost_launcher(group) or Outcome(error.exit_code, reason)
         group.leave(outcome.code, outcome.reason)
         return outcome
+
+
+def attempt_token(token: str, attempt: int) -> str:
+    """Returns the token of the launchers' group in an attempt."""
+    return derive_token(token, f"attempt {attempt}")
 
 
 def is_request(code: int) -> bool:

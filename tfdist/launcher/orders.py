@@ -30,7 +30,6 @@ class Order(NamedTuple):
       nodes: number of launchers of the attempt.
       processes: number of processes of this launcher.
       address: `host:port` of the launchers' group; empty for a single launcher.
-      purpose: purpose with which the group's token is derived from the job's token.
       outcome: the reason to stop, or the outcome of the job.
       launched: name of the job, the same in all attempts; see `new_job_name`.
     """
@@ -41,7 +40,6 @@ class Order(NamedTuple):
     nodes: int = 1
     processes: int = 0
     address: str = ""
-    purpose: str = ""
     outcome: Outcome = Outcome(0)
     launched: str = ""
 

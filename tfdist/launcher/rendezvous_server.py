@@ -5,7 +5,7 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -13,13 +13,13 @@ from tfdist.coordination import Server
 from tfdist.coordination.calls import Connection, Handler, Message, Service
 from tfdist.coordination.group import NO_GOODBYE, silence_reason
 from tfdist.coordination.job_token import join_address, listen, split_address
-from tfdist.coordination.messages import WRONG_TOKEN, WrongSealError, derive_token, nonce
+from tfdist.coordination.messages import WRONG_TOKEN, WrongSealError
 from tfdist.errors import ExitCode, InputError, PeerLostError
 from tfdist.launcher import orders
 from tfdist.launcher.hosts import local_host_names
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
-from tfdist.launcher.order_sources import OrderSource
+from tfdist.launcher.order_sources import OrderSource, attempt_token
 from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.placement import reachable_address
 
@@ -39,13 +39,12 @@ class RendezvousServer(Service):
         controller.open_group, controller.close_group = self.open_group, self.close_group
         super().__init__({}, token, listener, LOST_AFTER_SECONDS)
 
-    def open_group(self, names: Sequence[str]) -> tuple[str, str]:
-        """Serves a group of launchers, which replaces the last group; returns its address and the purpose of its token."""
+    def open_group(self, attempt: int, size: int) -> str:
+        """Serves the group of an attempt's launchers, which replaces the last group; returns its address."""
         self.close_group()
-        purpose = nonce()
         listener = listen(join_address(self._host, 0), "Choose another --coordinator, the same on every host.")
-        self._group = Server(listener, size=len(names), token=derive_token(self._token, purpose), noun="node")
-        return join_address(self._host, split_address(self._group.address)[1]), purpose
+        self._group = Server(listener, size=size, token=attempt_token(self._token, attempt), noun="node")
+        return join_address(self._host, split_address(self._group.address)[1])
 
     def close_group(self) -> None:
         """Closes the last group, whose launchers then stop waiting; does not affect running processes."""
