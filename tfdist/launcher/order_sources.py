@@ -2,20 +2,18 @@
 
 import abc
 import contextlib
-import errno
 import math
 import signal
-import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.client import RemoteGroup
 from tfdist.coordination.group import LAUNCHER
-from tfdist.coordination.job_token import LOOPBACK, add_token_flags, group_token, job_token, listen, split_address
-from tfdist.coordination.join import serve_group, wait_for_members
+from tfdist.coordination.job_token import LOOPBACK
+from tfdist.coordination.join import wait_for_members
 from tfdist.coordination.messages import derive_token
-from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, PeerLostError, describe_code, error_summary
-from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names, matches_host, watched_slots
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, PeerLostError, describe_code
+from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
@@ -162,89 +160,3 @@ def lost_launcher(group: Group) -> Outcome | None:
     """Returns the outcome of the job if another launcher is lost, else None."""
     loss = group.first_loss()
     return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None
-
-
-@contextlib.contextmanager
-def _fixed_launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
-    """Yields the group of all launchers of a job, which node 0 serves at the coordinator's address.
-
-    Raises:
-      PeerLostError: a launcher did not connect in time.
-      InputError: node 0 cannot listen at the address, there is no token, or the token, --nodes or --node_rank differ.
-    """
-    group = serve_group(
-        job.coordinator,
-        rank=job.node_rank,
-        size=job.nodes,
-        token=_token(job, environment),
-        timeout=job.start_timeout_seconds,
-        remedy="Choose another --coordinator, the same on every host.",
-        noun="node",
-    )
-    try:
-        yield wait_for_members(group, job.start_timeout_seconds)
-    except BaseException as error:
-        group.leave(1, error_summary(error))
-        raise
-    finally:
-        group.leave()
-
-
-@contextlib.contextmanager
-def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[str], object]) -> Iterator[OrderSource]:
-    """Yields the order source of this launcher.
-
-    Raises:
-      PeerLostError: the launcher of another host did not connect.
-      InputError: the coordinator's address or `--hosts` is invalid.
-    """
-    with contextlib.ExitStack() as stack:
-        if job.nodes > 1:
-            yield FixedNodes(job, stack.enter_context(_fixed_launchers(job, environment)))
-            return
-        listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
-        if job.is_elastic and job.coordinator and listener is None:
-            from tfdist.launcher.rendezvous_server import RemoteAgent  # imported late, because it loads NumPy
-
-            yield stack.enter_context(RemoteAgent(job, _rendezvous_token(job, environment)))
-            return
-        host_slots = stack.enter_context(watched_slots(job.hosts)) if job.hosts else lambda: None
-        controller = JobController(job, say, host_slots=host_slots, job_name=new_job_name())
-        token = _rendezvous_token(job, environment) if listener else ""
-        # Created before remote launchers join: the first launcher owns the job.
-        local_controller = LocalController(job, controller, token)
-        if listener:
-            from tfdist.launcher.rendezvous_server import RendezvousServer
-
-            stack.enter_context(RendezvousServer(listener, split_address(job.coordinator)[0], token, controller))
-        yield local_controller
-
-
-def _token(job: Job, environment: Mapping[str, str]) -> str:
-    return job_token(add_token_flags(environment, job.token_file, job.insecure), job.coordinator)
-
-
-def _rendezvous_token(job: Job, environment: Mapping[str, str]) -> str:
-    return group_token(_token(job, environment), "launcher", job.coordinator)
-
-
-def _listener(coordinator: str) -> socket.socket | None:
-    """Returns the rendezvous server's socket if this is the first launcher on the coordinator's host, else None."""
-    if not is_this_host(split_address(coordinator)[0]):
-        return None
-    try:
-        return listen(coordinator, "Choose another --coordinator, the same on every host.")
-    except InputError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
-            return None  # used by an earlier launcher, or by another program, to which the connection will fail
-        raise
-
-
-def is_this_host(host: str) -> bool:
-    """Returns whether a host name or address is this host's; False if it cannot be resolved."""
-    try:
-        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    names = [*LOOPBACK_NAMES, *local_host_names()]
-    return any(matches_host(str(info[4][0]).partition("%")[0], names) for info in infos)
