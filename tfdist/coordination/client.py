@@ -1,7 +1,7 @@
 """The connection of a process to the server of its job's group."""
 
+import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist.cluster import exit_status
 from tfdist.cluster.signals import caller_location
@@ -52,20 +52,7 @@ _Connection = tuple[socket.socket, MessageReader, Session, Message]  # the messa
 
 
 def _connect(address: str, hello: Message, token: str, limit: int, timeout: float, server: str) -> _Connection:
-    """Connects and joins, retrying until the server answers.
-
-    Args:
-      address: `host:port` of the server.
-      hello: the first message, without a nonce.
-      token: the token that both ends must know.
-      limit: maximum size of a message from the server, in bytes.
-      timeout: total seconds to wait.
-      server: name of the server in error messages.
-
-    Raises:
-      PeerLostError: no server answered in time.
-      InputError: the group rejected this process, or another program answered.
-    """
+    """Connects and joins, retrying until the server answers; `hello` has no nonce yet, and `limit` is that of its messages."""
     end = time.monotonic() + timeout
     problem = "no answer"
     while time.monotonic() < end:
@@ -90,17 +77,15 @@ def _connect_once(address: str, hello: Message, token: str, limit: int, end: flo
         lines.unseal = session.unseal
         sock.sendall(session.seal(encode({"type": "join"})))
         return sock, lines, session, _expect(_next_message(sock, lines, end), "welcome")
-    except WrongSealError as error:
+    except BaseException as error:
         sock.close()
-        raise InputError(WRONG_TOKEN) from error
-    except BadMessage as error:
-        sock.close()
-        raise InputError(
-            f"A group of tfdist must answer at {address}. Received: {error}. Another program listens there: set "
-            "TFDIST_COORDINATOR to another address, the same for every process."
-        ) from error
-    except BaseException:
-        sock.close()
+        if isinstance(error, WrongSealError):
+            raise InputError(WRONG_TOKEN) from error
+        if isinstance(error, BadMessage):
+            raise InputError(
+                f"A group of tfdist must answer at {address}. Received: {error}. Another program listens there: set "
+                "TFDIST_COORDINATOR to another address, the same for every process."
+            ) from error
         raise
 
 
@@ -265,14 +250,10 @@ SERVER_GRACE_SECONDS = 2.0  # how long to wait for the server after a deadline o
 Ranks = tuple[int, ...]  # ranks in the job, in order
 
 
-@dataclasses.dataclass(eq=False)
-class _PendingGather:
+class _PendingGather(NamedTuple):
     ranks: Ranks
     name: str
-    is_answered: threading.Event = dataclasses.field(default_factory=threading.Event)
-    values: list[Json] = dataclasses.field(default_factory=list)
-    failure: str = ""
-    is_misuse: bool = False
+    values: concurrent.futures.Future[list[Json]]
 
 
 class Client:
@@ -346,19 +327,18 @@ class Client:
 
     def gather(self, ranks: Ranks, name: str, value: Json, deadline: float) -> list[Json]:
         """See `Group.gather`."""
-        ticket, pending, line = self._register_gather(ranks, name, value, deadline)
+        ticket, values, line = self._register_gather(ranks, name, value, deadline)
         try:
             self._send(line)
-            pending.is_answered.wait(min(deadline + SERVER_GRACE_SECONDS, threading.TIMEOUT_MAX))
+            return values.result(min(deadline + SERVER_GRACE_SECONDS, threading.TIMEOUT_MAX))
+        except TimeoutError:
+            server = name_member(self._server_rank, self._noun)
+            raise PeerLostError(
+                f"{server}, which serves the group, did not answer '{name}' within {deadline:g} s."
+            ) from None
         finally:
             with self._state:
                 self._pending.pop(ticket, None)
-        if not pending.is_answered.is_set():
-            server = name_member(self._server_rank, self._noun)
-            raise PeerLostError(f"{server}, which serves the group, did not answer '{name}' within {deadline:g} s.")
-        if pending.failure:
-            raise (InputError if pending.is_misuse else PeerLostError)(pending.failure)
-        return pending.values
 
     def on_loss(self, ranks: Ranks, callback: Callable[[LostMember], None]) -> None:
         """See `Group.on_loss`."""
@@ -407,7 +387,7 @@ class Client:
 
     def _register_gather(
         self, ranks: Ranks, name: str, value: Json, deadline: float
-    ) -> tuple[int, _PendingGather, bytes]:
+    ) -> tuple[int, concurrent.futures.Future[list[Json]], bytes]:
         with self._state:
             if any((pending.ranks, pending.name) == (ranks, name) for pending in self._pending.values()):
                 raise ValueError(
@@ -419,8 +399,9 @@ class Client:
             line = encode_limited(message | {"value": value, "deadline": deadline, "place": place}, name)
             if self._end_reason:
                 raise PeerLostError(f"'{name}' cannot complete: {self._end_reason}.")
-            pending = self._pending[self._ticket_count] = _PendingGather(ranks, name)
-            return self._ticket_count, pending, line
+            values: concurrent.futures.Future[list[Json]] = concurrent.futures.Future()
+            self._pending[self._ticket_count] = _PendingGather(ranks, name, values)
+            return self._ticket_count, values, line
 
     def ranks_field(self, ranks: Ranks) -> Ranks | None:
         """Returns the field `ranks` of a message; None stands for all members."""
@@ -495,10 +476,12 @@ class Client:
         elif kind in ("values", "failed"):
             with self._state:
                 pending = self._pending.get(message["ticket"])
-            if pending:
-                pending.values, pending.failure = message.get("values", []), message.get("failure", "")
-                pending.is_misuse = message.get("misuse", False)
-                pending.is_answered.set()
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # this process is leaving
+                if pending and kind == "values":
+                    pending.values.set_result(message["values"])
+                elif pending:
+                    error = (InputError if message["misuse"] else PeerLostError)(message["failure"])
+                    pending.values.set_exception(error)
 
     def _report_server_loss(self, reason: str) -> None:
         """Reports the loss of the server, unless its connection closes after a goodbye of either side."""
@@ -530,10 +513,11 @@ class Client:
         """Fails all pending and future gathers; the first loss, if any, is reported as the cause."""
         with self._state:
             self._end_reason = self._end_reason or (str(self._losses[0]) if self._losses else reason)
-            pending_gathers = [pending for pending in self._pending.values() if not pending.is_answered.is_set()]
+            pending_gathers = list(self._pending.values())
         for pending in pending_gathers:
-            pending.failure = f"'{pending.name}' cannot complete: {self._end_reason}."
-            pending.is_answered.set()
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # it has just been answered
+                error = PeerLostError(f"'{pending.name}' cannot complete: {self._end_reason}.")
+                pending.values.set_exception(error)
 
     def _start_callback(self, loss: LostMember, callback: Callable[[LostMember], None]) -> None:
         thread = threading.Thread(target=callback, args=(loss,), name="group-loss", daemon=True)

@@ -203,10 +203,10 @@ def user_token(environment: Mapping[str, str]) -> str:
     path = os.path.expanduser(environment[FILE_VARIABLE])
     try:
         token = _private_text(path)
-    except _NotPrivateError as error:
+    except PermissionError as error:
         raise InputError(
-            f"The token file must be a regular file that you own and no one else may read or write. Received: {path}, {error}. "
-            f"Run: chmod 600 {path}"
+            "The token file must be a regular file that you own and no one else may read or write. Received: "
+            f"{path}, {error.strerror}. Run: chmod 600 {path}"
         ) from error
     except OSError as error:
         raise InputError(
@@ -217,16 +217,12 @@ def user_token(environment: Mapping[str, str]) -> str:
     return token
 
 
-class _NotPrivateError(Exception):
-    """A file is not a regular file of this user, or others may access it; the message contains its owner and mode."""
-
-
 def _private_text(path: str | pathlib.Path) -> str:
-    """Returns the contents of a file; raises `_NotPrivateError` if other users may access it."""
+    """Returns the contents of a file; raises `PermissionError` if it is not a regular file of this user alone."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise _NotPrivateError(f"of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}")
+            raise PermissionError(errno.EACCES, f"of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}")
         return file.read(_MAX_FILE_BYTES).decode("utf-8", "surrogateescape").strip()
 
 
@@ -245,10 +241,8 @@ def _user_key(environment: Mapping[str, str]) -> str:
         if key := _private_text(path):
             return key
         reason = "an empty file"
-    except (_NotPrivateError, RuntimeError) as error:  # there may be no home, as in a container with an arbitrary user
-        reason = str(error)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, RuntimeError) as error:  # there may be no home, as in a container with an arbitrary user
+        reason = getattr(error, "strerror", None) or str(error)
     raise InputError(
         f"The processes of a job on one host need a key that only their user can read. Received: {path} ({reason}). Remove it, "
         f"or make its directory writable, set XDG_CACHE_HOME to another one, or set {TOKEN_VARIABLE} for every process."
