@@ -115,4 +115,4 @@ def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) ->
 def test_processes_that_cannot_save_end_at_once_if_the_job_is_over() -> None:
     lost = Outcome(5, "rank 1 is lost")
     order_source = SimpleNamespace(order=lambda: Order(OrderKind.OVER, outcome=lost))
-    assert _check_orders(host(), cast(Any, order_source))() == Stop(lost, is_final=False)
+    assert _check_orders(host(), cast(Any, order_source)) == Stop(lost, is_final=False)

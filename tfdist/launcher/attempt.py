@@ -83,8 +83,8 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
                 host.say(exposure)
         timeout = _StartTimeout(host.job.start_timeout_seconds, server)
         rejoin = _RejoinCheck(host.job, server, order.attempt)
-        stops: list[StopCheck] = [*host.stops, timeout]
-        stops += [_check_launchers(host, launchers), _check_orders(host, order_source), rejoin]
+        stops: list[StopCheck] = [*host.stops, timeout, lambda: _check_launchers(host, launchers)]
+        stops += [lambda: _check_orders(host, order_source), rejoin]
         report = _supervise(host, tasks, stops, launchers, server, stack, order.attempt)
     outcome = rejoin.outcome(report.outcome)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
@@ -274,31 +274,23 @@ class _RejoinCheck:
         )
 
 
-def _check_orders(host: Host, order_source: OrderSource) -> StopCheck:
-    """Returns a check for orders to stop, which make the processes save before the job is resized."""
-
-    def check() -> Stop | None:
-        order = order_source.order()
-        if order.kind not in (OrderKind.STOP, OrderKind.OVER):  # OVER if the controller has abandoned this launcher
-            return None
-        if order.outcome.code == ExitCode.PEER_LOST:  # the processes cannot save
-            return Stop(order.outcome, is_final=False)
-        return Stop(order.outcome, host.job.grace_seconds, is_requested=True, is_final=False)
-
-    return check
+def _check_orders(host: Host, order_source: OrderSource) -> Stop | None:
+    """Checks for an order to stop, which makes the processes save before the job is resized."""
+    order = order_source.order()
+    if order.kind not in (OrderKind.STOP, OrderKind.OVER):  # OVER if the controller has abandoned this launcher
+        return None
+    if order.outcome.code == ExitCode.PEER_LOST:  # the processes cannot save
+        return Stop(order.outcome, is_final=False)
+    return Stop(order.outcome, host.job.grace_seconds, is_requested=True, is_final=False)
 
 
-def _check_launchers(host: Host, launchers: Group) -> StopCheck:
-    """Returns a check for launchers of other hosts that have ended.
+def _check_launchers(host: Host, launchers: Group) -> Stop | None:
+    """Checks for launchers of other hosts that have ended.
 
     If the end of another launcher was requested, or its output was closed, all ranks agree on a step at which to end. The
     ranks on this host then need time to save. They must not get a signal, which would kill them.
     """
-
-    def check() -> Stop | None:
-        loss_outcome = lost_launcher(launchers)
-        if loss_outcome and is_request(loss_outcome.code):
-            return Stop(loss_outcome, is_requested=True, is_final=False, wait=host.job.grace_seconds)
-        return Stop(loss_outcome, is_final=False) if loss_outcome else None
-
-    return check
+    loss_outcome = lost_launcher(launchers)
+    if loss_outcome and is_request(loss_outcome.code):
+        return Stop(loss_outcome, is_requested=True, is_final=False, wait=host.job.grace_seconds)
+    return Stop(loss_outcome, is_final=False) if loss_outcome else None
