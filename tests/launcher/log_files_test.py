@@ -1,3 +1,4 @@
+import contextlib
 import pathlib
 
 from tfdist.coordination import LocalGroup
@@ -21,7 +22,7 @@ def test_a_directory_that_is_named_is_made(tmp_path):
 
 def test_a_log_goes_on_behind_what_is_there(tmp_path):
     for number, text in ((0, b"first"), (1, b"second"), (0, b"third")):
-        with Log(tmp_path / "rank-0.log", number) as log:
+        with contextlib.closing(Log(tmp_path / "rank-0.log", number)) as log:
             log.write(text + b"\n")
     lines = (tmp_path / "rank-0.log").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines] == [
@@ -35,7 +36,7 @@ def test_a_log_goes_on_behind_what_is_there(tmp_path):
 
 def test_a_log_on_a_full_disk_is_given_up_with_one_warning(caplog, monkeypatch):
     monkeypatch.setattr("tfdist.storage.file_system.stat.S_ISREG", lambda mode: True)
-    with Log(pathlib.Path("/dev/full"), 0) as log:
+    with contextlib.closing(Log(pathlib.Path("/dev/full"), 0)) as log:
         log.write(b"one\n")
         log.write(b"two\n")
     said = "tfdist launch: /dev/full can no longer be written (No space left on device); the job continues without it."

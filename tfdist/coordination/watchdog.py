@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from tfdist.cluster import signals
@@ -135,7 +134,7 @@ class Watchdog:
             self._stack.enter_context(signals.handle_signals({signal.SIGUSR1: lambda _: self.report(reason)}))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
         with self._condition:
             self._closed, self._call = True, None

@@ -153,7 +153,7 @@ def _supervise(
     channels: list[Channel] = []
     try:
         for task in tasks:
-            log = stack.enter_context(Log(task.log, attempt_number))
+            log = stack.enter_context(contextlib.closing(Log(task.log, attempt_number)))
             child = Child(task, host.start)
             children.append(child)
             host.guard.add(child.pid)

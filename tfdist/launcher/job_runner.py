@@ -11,7 +11,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from tfdist.checkpoint import in_memory
@@ -220,7 +219,7 @@ class CapturedJobs:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @contextlib.contextmanager

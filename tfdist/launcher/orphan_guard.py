@@ -99,7 +99,7 @@ class OrphanGuard:
         """Kills processes of the job that have left their process group, except for added groups."""
         reaper.kill_by_variable(self._variable, self._groups)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._send("done\n")
         with contextlib.suppress(BrokenPipeError):
             self._input.close()

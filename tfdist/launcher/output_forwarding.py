@@ -8,7 +8,6 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import IO, BinaryIO, TextIO
 
 from tfdist.cluster import progress_file
@@ -107,21 +106,16 @@ class Log:
         except OSError as error:
             self._give_up(error)
 
-    def __enter__(self) -> "Log":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._close()
-
     def _give_up(self, error: OSError) -> None:
-        self._close()
+        self.close()
         _log.warning(
             "tfdist launch: %s can no longer be written (%s); the job continues without it.",
             self._path,
             error.strerror,
         )
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Closes the file."""
         file, self._file = self._file, None
         if file:
             with contextlib.suppress(OSError):  # some file systems report write errors here

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
 from tfdist.coordination import Server
@@ -27,7 +26,7 @@ _POLL_SECONDS = 0.1  # polling interval for orders
 LOST_AFTER_SECONDS = 10.0  # without a call; no engine blocks a launcher's threads
 
 
-class RendezvousServer(Service):
+class RendezvousServer(Service, contextlib.AbstractContextManager["RendezvousServer"]):
     """Connects other launchers, which poll for orders, to a `JobController`; a context manager."""
 
     def __init__(self, listener: socket.socket, host: str, token: str, controller: JobController):
@@ -51,10 +50,7 @@ class RendezvousServer(Service):
         if self._group:
             self._group.close("the attempt is over")
 
-    def __enter__(self) -> "RendezvousServer":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Closes the server when the launchers have received the outcome of the job."""
         with self._changed:
             self._has_ended = True
@@ -103,7 +99,7 @@ class RendezvousServer(Service):
             self._changed.notify_all()
 
 
-class RemoteAgent(OrderSource):
+class RemoteAgent(OrderSource, contextlib.AbstractContextManager["RemoteAgent"]):
     """A launcher's connection to the rendezvous server, with a thread that polls for orders; a context manager.
 
     Raises:
@@ -146,9 +142,6 @@ class RemoteAgent(OrderSource):
             self._order = Order(OrderKind.OVER, outcome=outcome)
         with contextlib.suppress(PeerLostError):
             self._call("leave", {})
-
-    def __enter__(self) -> "RemoteAgent":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._has_left = True
