@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType, TracebackType
 from typing import IO
 
 from tfdist.cluster.signals import LAUNCHER_VARIABLE, TOGETHER_SECONDS
@@ -18,7 +16,7 @@ from tfdist.launcher import reaper
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@contextmanager
+@contextlib.contextmanager
 def collect_signals(signals: list[int]) -> Iterator[None]:
     """Appends `END_SIGNALS` to a list in a context, in place of their handlers.
 
@@ -30,7 +28,7 @@ def collect_signals(signals: list[int]) -> Iterator[None]:
     """
     first_time = math.inf
 
-    def record(number: int, frame: FrameType | None) -> None:
+    def record(number: int, frame: object) -> None:
         nonlocal first_time
         first_time = min(first_time, time.monotonic())
         if not signals or time.monotonic() - first_time >= TOGETHER_SECONDS:
