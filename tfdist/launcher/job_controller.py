@@ -155,14 +155,17 @@ _UNSPECIFIC_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
 
 @dataclasses.dataclass
 class AttemptState:
-    """State of a running attempt; see `Order` for the first fields."""
+    """State of a running attempt."""
 
-    number: int
-    processes: dict[str, int]  # of each launcher, in the order of ranks
-    address: str
+    orders: dict[str, Order]  # of each launcher, in the order of ranks
     start_time: float
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)  # of launchers whose processes have ended
     stop_reason: Outcome | None = None  # why the attempt was ordered to stop
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Number of processes of each launcher."""
+        return {name: order.processes for name, order in self.orders.items()}
 
     @property
     def size(self) -> int:
@@ -319,24 +322,11 @@ class JobController:
         with self._lock:
             self._advance()
             attempt = self._attempt
-            if attempt and name in attempt.processes and name not in attempt.reports:
-                return self._attempt_order(attempt, name)
+            if attempt and name in attempt.orders and name not in attempt.reports:
+                order, stop_reason = attempt.orders[name], attempt.stop_reason
+                return Order(OrderKind.STOP, order.attempt, outcome=stop_reason) if stop_reason else order
             outcome = None if attempt else self._outcome
             return Order(OrderKind.OVER, outcome=outcome) if outcome else Order(OrderKind.WAIT)
-
-    def _attempt_order(self, attempt: AttemptState, name: str) -> Order:
-        if attempt.stop_reason:
-            return Order(OrderKind.STOP, attempt.number, outcome=attempt.stop_reason)
-        names = list(attempt.processes)
-        return Order(
-            OrderKind.RUN,
-            attempt.number,
-            names.index(name),
-            len(names),
-            attempt.processes[name],
-            attempt.address,
-            launched=self._job_name,
-        )
 
     def _advance(self) -> None:
         now, attempt = self._clock(), self._attempt
@@ -429,7 +419,12 @@ class JobController:
         address = self.open_group(self._next_number, len(plan)) if len(plan) > 1 else ""
         if self._job.is_elastic and self._next_number:
             self._print_line(f"Attempt {self._next_number}: {sum(plan.values())} processes.")
-        self._attempt = AttemptState(self._next_number, plan, address, now)
+        number, nodes, job_name = self._next_number, len(plan), self._job_name
+        attempt_orders = {
+            name: Order(OrderKind.RUN, number, node, nodes, count, address, launched=job_name)
+            for node, (name, count) in enumerate(plan.items())
+        }
+        self._attempt = AttemptState(attempt_orders, now)
         self._next_number += 1
 
     def _wait_for_slots(self, now: float) -> None:
