@@ -26,9 +26,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from tfdist.coordination.messages import HELLO_SECONDS, MAX_UNAUTHENTICATED, VERSION, encode
+from tfdist.coordination.messages import HELLO_SECONDS, MAX_UNAUTHENTICATED, encode
 
-HELLO = encode({"type": "hello", "rank": 1, "size": 2, "version": VERSION, "pid": 1, "host": "h", "nonce": "n"})
+HELLO = encode({"type": "hello", "rank": 1, "size": 2, "pid": 1, "host": "h", "nonce": "n"})
 SEALED = b"0" * 64 + b" " + encode({"type": "join"})
 NOBODY = 65534
 LOOPBACK = "127.0.0.1"

@@ -42,17 +42,17 @@ def train(rows: int, batch_size: int, steps: int, checkpoint: str) -> None:
     import numpy as np
 
     import tfdist
-    from tfdist.parameter_server import messages
+    from tfdist.coordination.calls import Connection, encode
 
     sizes: dict[str, int] = {}
-    begin = messages.Connection.begin
+    begin = Connection.begin
 
     def counted(self: Any, calls: Any, seconds: float | None = None) -> Any:
         answers = begin(self, calls, seconds)
 
         def received() -> Any:
             for (method, message), answer in zip(calls, answers(), strict=True):
-                parts = [*messages.encode(message), *messages.encode(answer)]
+                parts = [*encode(message), *encode(answer)]
                 sizes[method] = sizes.get(method, 0) + sum(map(len, parts))
                 yield answer
 
@@ -60,7 +60,7 @@ def train(rows: int, batch_size: int, steps: int, checkpoint: str) -> None:
 
     started = time.perf_counter()
     strategy = tfdist.load_strategy("parameter_server", staleness="async", sparse_updates="lazy")
-    messages.Connection.begin = counted  # type: ignore[method-assign]
+    Connection.begin = counted  # type: ignore[method-assign]
     with strategy.scope():
         inputs = keras.Input((FIELDS,), dtype="int64")
         x = keras.layers.Flatten()(keras.layers.Embedding(rows, WIDTH, name="table")(inputs))

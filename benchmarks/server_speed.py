@@ -254,7 +254,9 @@ def _push_and_pull(rank: int, _: str) -> Callable[[], object]:
     import numpy as np
     import tensorflow as tf
 
-    from tfdist.parameter_server.messages import Connection, Service, as_tensor
+    from tfdist.coordination.calls import Connection, Service
+    from tfdist.coordination.job_token import listen
+    from tfdist.parameter_server.pushed_gradients import as_tensor
     from tfdist.parameter_server.servers import Servers
     from tfdist.parameter_server.variable_server import VariableServer
 
@@ -262,7 +264,7 @@ def _push_and_pull(rank: int, _: str) -> Callable[[], object]:
     port = int(os.environ["PORT"])
     if rank == 1:
         variables = VariableServer(lambda _, seconds: time.sleep(seconds) or [], lambda _, value: value)
-        service = Service(variables.handlers, "token", "127.0.0.1", port=port)
+        service = Service(variables.handlers, "token", listen(f"127.0.0.1:{port}", ""))
         os.read(0, 1)  # until the parent ends
         service.close()
         return lambda: None

@@ -20,11 +20,11 @@ from tfdist.cluster.environment import Cluster
 from tfdist.collectives.interface import assign_from_first
 from tfdist.config.staleness import REPLAY, ParameterServerOptions, Staleness, count_workers, parse_staleness
 from tfdist.coordination import Group, LostMember
-from tfdist.coordination.job_token import join_address
+from tfdist.coordination.calls import Connection, Handler, Message, Service
+from tfdist.coordination.job_token import join_address, listen
 from tfdist.distribution.strategy import Result, Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
-from tfdist.parameter_server.messages import Connection, Handler, Message, Service
 from tfdist.parameter_server.remote_variables import RemoteBlocks, RemoteVariables
 from tfdist.parameter_server.servers import Servers, WorkerCollectives
 from tfdist.parameter_server.variable_server import VariableServer
@@ -174,7 +174,8 @@ class _Server:
         job.on_departure(lambda loss: self._forget(loss.rank))
         self._handlers = handlers
         host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
-        self._service = Service(handlers, _token(job, self._number), host)
+        listener = listen(join_address(host, 0), "Give this host a name that it can resolve.")
+        self._service = Service(handlers, _token(job, self._number), listener)
         self.address = join_address(host, self._service.port)
 
     def wait(self, job: Group) -> None:

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -20,7 +20,7 @@ from tfdist.cli import command
 from tfdist.cli.flags import TextParser, define_text
 from tfdist.cluster.signals import is_at_terminal
 from tfdist.errors import ExitCode, InputError
-from tfdist.launcher import job_runner, orphan_guard
+from tfdist.launcher import job_runner
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
@@ -113,9 +113,7 @@ def main(arguments: list[str], values: flags.FlagValues) -> int:
     _prepend_bin_to_path()
     check_program(arguments[0])
     received_signals: list[int] = []
-    outcome = job_runner.run(
-        job, lambda rank: arguments, os.environ, interrupts=_collect_signals(received_signals), say=_print_line
-    )
+    outcome = job_runner.run(job, lambda rank: arguments, os.environ, signals=received_signals, say=_print_line)
     is_ctrl_c = outcome.code == ExitCode.PREEMPTED and received_signals[:1] == [signal.SIGINT] and is_at_terminal()
     if is_ctrl_c:
         _print_line("Interrupted: all ranks have saved. Resume with the same command and the same --output_dir.")
@@ -128,16 +126,6 @@ def main(arguments: list[str], values: flags.FlagValues) -> int:
 def _prepend_bin_to_path() -> None:
     directory = os.path.dirname(os.path.abspath(sys.executable))
     os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-
-
-@contextlib.contextmanager
-def _collect_signals(signals: list[int]) -> Iterator[list[int]]:
-    """Like `orphan_guard.collect_signals`, but also appends the signals to a list."""
-    with orphan_guard.collect_signals() as received_signals:
-        try:
-            yield received_signals
-        finally:
-            signals += received_signals
 
 
 def parse_processes(text: str) -> dict[str, int]:

@@ -37,13 +37,6 @@ def test_a_process_is_bound_to_its_share_once(host, rank, processes, cores, expe
     assert host == expected
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
-def test_shares_are_disjoint_complete_and_nearly_equal(processes):
-    shares = [affinity.core_share(list(range(8)), rank, processes) for rank in range(processes)]
-    assert sum(shares, []) == list(range(8))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
 def test_a_choice_made_before_is_left_alone(host, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert affinity.bind_to_share(0, 2) == 1

@@ -99,19 +99,6 @@ def test_a_server_that_is_away_is_asked_again(metadata, noticed):
     assert noticed == ["instance/preempted"]
 
 
-def test_a_server_that_falls_silent_is_asked_again(metadata, noticed, monkeypatch):
-    monkeypatch.setattr(gce_notice, "POLL_SECONDS", 0.05)
-    metadata.wait()  # what is asked from now on has this limit
-    metadata.speaks.clear()
-    metadata.wait()  # requests without an answer
-    metadata.said["instance/preempted"] = "TRUE"
-    assert noticed == []
-    monkeypatch.setattr(gce_notice, "POLL_SECONDS", DEADLINE)
-    metadata.speaks.set()
-    wait_for(lambda: noticed)
-    assert noticed == ["instance/preempted"]
-
-
 def test_a_notice_that_stood_before_is_none_but_may_be_given_again_when_it_was_taken_back(metadata):
     path, word = "instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"
     metadata.said[path] = word

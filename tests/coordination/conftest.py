@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.coordination.members import Job
+from tests.coordination.wire import Between
 from tests.waiting import DEADLINE
 
 
@@ -18,6 +19,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets members wait for a server of a test, a thread that may not run for seconds, longer than for a real one."""
     monkeypatch.setattr("tfdist.coordination.client.SERVER_GRACE_SECONDS", DEADLINE)
     monkeypatch.setattr("tfdist.coordination.client.JOIN_SECONDS", DEADLINE)
+
+
+@pytest.fixture
+def middle() -> Iterator[Callable[..., Between]]:
+    with contextlib.ExitStack() as stack:
+
+        def create(*arguments: Any, **ways: Any) -> Between:
+            stack.callback((made := Between(*arguments, **ways)).close)
+            return made
+
+        yield create
 
 
 @pytest.fixture

@@ -54,13 +54,6 @@ def test_the_group_of_one():
     group.leave()
 
 
-def test_roles_are_written_behind_ranks():
-    group = LocalGroup()
-    assert group.role(0) == ""
-    group.roles = {1: "stage 1"}
-    assert (group.role(0), group.role(1)) == ("", " (stage 1)")
-
-
 def test_a_loss_in_words():
     assert str(LostMember(3, "gone")) == "rank 3 is lost: gone"
     assert str(LostMember(1, "gone", noun="node")) == "node 1 is lost: gone"

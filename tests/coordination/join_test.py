@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.coordination.authentication_test import Middle, as_it_is
+from tests.coordination.wire import Between
 from tests.waiting import DEADLINE, wait_for
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup, join
@@ -141,7 +141,7 @@ def test_a_process_of_another_job_with_the_same_token_is_refused(coordinator):
     with ThreadPoolExecutor(max_workers=1) as pool:
         serving = pool.submit(members, 2, coordinator, (0,), environment, 5.0)
         wait_for(lambda: listens(coordinator))
-        between = Middle(coordinator, as_it_is, as_it_is)
+        between = Between(coordinator)
         try:
             (led,) = members(2, between.address, (1,), environment)
         finally:

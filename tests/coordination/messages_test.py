@@ -4,15 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.coordination.messages import (
-    VERSION,
-    BadMessage,
-    MessageReader,
-    encode,
-    join_refusal,
-    take,
-    version_refusal,
-)
+from tfdist.coordination.messages import BadMessage, MessageReader, encode, join_refusal
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -51,20 +43,11 @@ def test_messages_that_are_not_taken_at_once_are_not_lost():
     assert list(reader.feed(b': "c"}\n')) == [{"type": "b"}, {"type": "c"}]
 
 
-def test_fields_are_taken_by_name_and_kind():
-    message = {"type": "gather", "name": "x", "deadline": 1.5}
-    assert take(message, deadline=(int, float), name=str) == (1.5, "x")
-    with pytest.raises(BadMessage, match="'value' is None"):
-        take(message, value=object)
-    with pytest.raises(BadMessage, match="'name' is 'x'"):
-        take(message, name=int)
-
-
-HELLO = {"type": "hello", "rank": 1, "size": 2, "version": VERSION, "pid": 12, "host": "b", "nonce": "n"}
+HELLO = {"type": "hello", "rank": 1, "size": 2, "pid": 12, "host": "b", "nonce": "n"}
 
 
 def test_a_member_is_welcome():
-    assert join_refusal(HELLO, 2, "rank", {0: "pid 11 on a"}) == version_refusal(HELLO) == ""
+    assert join_refusal(HELLO, 2, "rank", {0: "pid 11 on a"}) == ""
 
 
 @pytest.mark.parametrize(
@@ -80,16 +63,7 @@ def test_others_are_refused_with_what_is_wrong(change, message):
     assert message in join_refusal({**HELLO, **change}, 2, "rank", {0: "pid 11 on a"})
 
 
-@pytest.mark.parametrize("version", [VERSION + 1, VERSION - 1, None, "9" * 1000])
-def test_another_version_is_refused_before_anything_else(version):
-    refusal = version_refusal({"type": "hello", "version": version})
-    assert f"where the job's is {VERSION}" in refusal and len(refusal) < 200
-
-
-def test_what_is_no_hello_or_an_incomplete_one_is_a_bad_message():
-    for change in ({"type": "gather"}, {"nonce": 1}):
-        with pytest.raises(BadMessage):
-            version_refusal({**HELLO, **change})
+def test_an_incomplete_hello_is_a_bad_message():
     for change in ({"rank": "1"}, {"size": None}, {"host": 3}):
         with pytest.raises(BadMessage):
             join_refusal({**HELLO, **change}, 2, "rank", {})

@@ -10,18 +10,6 @@ def add(rounds, rank, ticket, name="x", value=None, deadline=10.0, now=0.0):
     return [(answer.rank, answer.message) for answer in rounds.add(rank, ticket, name, value, deadline, now)]
 
 
-def test_the_last_to_come_completes_the_round_for_all_in_the_order_of_ranks():
-    rounds = PendingOperations(3)
-    assert add(rounds, 2, 7, value="c") == []
-    assert add(rounds, 0, 8, value="a") == []
-    answers = add(rounds, 1, 9, value="b")
-    assert sorted(answers, key=lambda answer: answer[0]) == [
-        (rank, {"type": "values", "ticket": ticket, "values": ["a", "b", "c"]})
-        for rank, ticket in ((0, 8), (1, 9), (2, 7))
-    ]
-    assert rounds.next_expiry() == math.inf
-
-
 def test_a_member_that_is_ahead_opens_the_names_next_round():
     rounds = PendingOperations(2)
     add(rounds, 0, 1, value="first")
@@ -44,26 +32,6 @@ def test_the_shortest_deadline_fails_the_round_for_all_and_for_those_who_come_la
     assert add(rounds, 0, 2, now=8.0) == []  # the next use of the name
     add(rounds, 3, 1, now=8.0)
     assert [len(open_rounds) for open_rounds in rounds._operations.values()] == [1]  # the failed one was removed
-
-
-def test_a_member_that_has_left_fails_what_still_needs_it_and_nothing_else():
-    rounds = PendingOperations(2)
-    add(rounds, 1, 1, name="came")
-    add(rounds, 0, 1, name="needs it")
-    (answer,) = rounds.record_member_departure(1, "has left with code 0")
-    assert answer.rank == 0 and answer.message["failure"] == (
-        "'needs it' cannot complete: rank 1 has left with code 0."
-    )
-    assert add(rounds, 0, 2, name="came")[0][1]["type"] == "values"
-    assert add(rounds, 0, 3, name="later")[0][1]["type"] == "failed"
-
-
-def test_after_a_loss_nothing_completes():
-    rounds = PendingOperations(2)
-    add(rounds, 0, 1)
-    (answer,) = rounds.record_member_loss(1, "rank 1 is lost: unplugged")
-    assert answer.message["failure"] == "'x' cannot complete: rank 1 is lost: unplugged."
-    assert "rank 1 is lost" in add(rounds, 0, 2, name="later")[0][1]["failure"]
 
 
 def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():

@@ -11,7 +11,7 @@ from tests.coordination.members import outcome
 from tests.coordination.wire import GATHER, HELLO, Wire, drip
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination.job_token import split_address
-from tfdist.coordination.messages import LIMIT, encode
+from tfdist.coordination.messages import encode
 from tfdist.coordination.server import PendingOperations
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -85,21 +85,3 @@ def test_a_server_that_closes_does_not_wait_for_untrusted_clients(job, monkeypat
         two.server.close()
         assert time.monotonic() - began < DEADLINE / 2
         assert silent.rest() == greeted.rest() == []
-
-
-def test_a_member_that_reads_nothing_is_lost(job, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.server.MAX_UNREAD", 1 << 20)
-    three = job(3, members=False, heartbeat=0.1)
-    for rank in (0, 1):
-        three.join(rank)
-    heard = {rank: [] for rank in three.members}
-    for rank, member in three.members.items():
-        member.subscribe("x", heard[rank].append)
-    with Wire(three.server.address, {**HELLO, "rank": 2, "size": 3}) as wire:
-        for number in range(64):
-            three.members[1].publish("x", str(number) * (LIMIT // 8))
-            with contextlib.suppress(OSError):  # it may have been lost already
-                wire.send({"type": "beat"})
-            wait_for(lambda number=number: all(len(values) > number for values in heard.values()))  # they read
-        loss = wait_for(three.members[0].first_loss)
-    assert loss and loss.rank == 2 and "unread" in loss.reason

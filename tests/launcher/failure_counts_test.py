@@ -62,7 +62,3 @@ def test_a_rank_that_the_first_launcher_names_is_dead_for_its_own(a, b, dead):
 def test_ranks_that_never_came_are_dead_all_at_once(rank, absent, dead):
     reports = {"a": Report(Outcome(5, "why", rank), absent=absent), "b": Report(Outcome(5))}
     assert orders.failures_by_launcher({"a": 2, "b": 3}, reports) == dict(zip("ab", dead, strict=True))
-
-
-def test_a_launcher_that_has_not_reported_is_lost_as_a_whole():
-    assert orders.failures_by_launcher({"a": 2, "b": 1}, {"a": report(1, 2)}) == {"a": 0}

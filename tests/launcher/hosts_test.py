@@ -6,7 +6,7 @@ import pytest
 from tests.waiting import DEADLINE, wait_for
 from tfdist.errors import InputError
 from tfdist.launcher import hosts
-from tfdist.launcher.hosts import Hosts, matches_host, parse, read
+from tfdist.launcher.hosts import matches_host, parse, read, watched_slots
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -56,15 +56,15 @@ def test_the_list_is_followed_and_stays_when_it_cannot_be_read(tmp_path, monkeyp
     monkeypatch.setattr(hosts, "READ_SECONDS", 0.01)
     path = tmp_path / "file"
     path.write_text("node1:2")
-    with Hosts(str(path)) as followed:
-        assert followed.slots == {"node1": 2}
+    with watched_slots(str(path)) as slots:
+        assert slots() == {"node1": 2}
         (tmp_path / "new").write_text("node1:3")
         (tmp_path / "new").replace(path)
-        wait_for(lambda: followed.slots == {"node1": 3})
+        wait_for(lambda: slots() == {"node1": 3})
         path.unlink()
         wait_for(lambda: caplog.messages)
         time.sleep(0.1)
-        assert followed.slots == {"node1": 3}
+        assert slots() == {"node1": 3}
     assert (
         len(caplog.messages) == 1
         and "No such file or directory. The previous list of hosts stays in use." in caplog.messages[0]
@@ -87,8 +87,8 @@ def test_that_there_are_fewer_slots_is_believed_when_it_is_said_twice(tmp_path, 
     said = iter([{"a": 4}, {"a": 1}, {"a": 4}, {"a": 5}, {"a": 2}, {"a": 3}, {"a": 3}])
     seen = []
     monkeypatch.setattr(hosts, "read", lambda *arguments: next(said, {"a": 3}))
-    with Hosts("list") as followed:
+    with watched_slots("list") as slots:
         end = time.monotonic() + DEADLINE
-        while followed.slots != {"a": 3} and time.monotonic() < end:
-            seen += [followed.slots["a"]] if not seen or seen[-1] != followed.slots["a"] else []
-    assert not {1, 2} & set(seen) and followed.slots == {"a": 3}
+        while slots() != {"a": 3} and time.monotonic() < end:
+            seen += [slots()["a"]] if not seen or seen[-1] != slots()["a"] else []
+    assert not {1, 2} & set(seen) and slots() == {"a": 3}

@@ -239,16 +239,6 @@ def test_who_runs_nothing_ends_with_what_the_others_made_of_it():
     assert play.order("a").outcome.code == 75 == play.order("b").outcome.code
 
 
-def test_the_number_of_restarts_can_be_limited():
-    play = elastic(least=1, max_restarts=1)
-    play.runs()
-    play.report(code=137, dead=1, step=3)
-    play.runs()
-    play.report(code=137, dead=1, step=5)
-    order = play.order()
-    assert order.outcome.code == 137 and "--max_restarts=1 is used up" in order.outcome.reason
-
-
 def test_whoever_is_asked_to_end_ends_the_job_and_what_has_saved_is_not_run_again():
     play = elastic()
     play.runs()

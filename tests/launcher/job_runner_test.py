@@ -12,13 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.launcher import job_runner
 from tfdist.launcher.attempt import Host, _check_orders, _supervise
 from tfdist.launcher.child import NewProcess, Task
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report
-from tfdist.launcher.supervision import Stop, SupervisorHooks
+from tfdist.launcher.supervision import Stop
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -105,7 +106,7 @@ def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) ->
     guard = Unguarded()
     task = Task(0, ("sleep", "1000"), {"PATH": os.environ["PATH"]}, tmp_path / "rank-0.log")
     with contextlib.ExitStack() as stack, pytest.raises(OSError, match="no guard"):
-        _supervise(host(guard, tmp_path), [task], SupervisorHooks(), stack, 0)
+        _supervise(host(guard, tmp_path), [task], (), LocalGroup(), None, stack, 0)
     [group] = guard.groups
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
@@ -114,4 +115,4 @@ def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) ->
 def test_processes_that_cannot_save_end_at_once_if_the_job_is_over() -> None:
     lost = Outcome(5, "rank 1 is lost")
     order_source = SimpleNamespace(order=lambda: Order(OrderKind.OVER, outcome=lost))
-    assert _check_orders(host(), cast(Any, order_source))() == Stop(lost, is_final=False)
+    assert _check_orders(host(), cast(Any, order_source)) == Stop(lost, is_final=False)

@@ -29,20 +29,6 @@ def test_a_carriage_return_before_the_end_belongs_to_it():
     assert shown(LineSplitter(), b"one\r\n", b"two\r", b"\nthree\n") == [b"one", b"two", b"three"]
 
 
-def test_of_a_progress_bar_one_state_a_second_is_shown_and_the_last(clock):
-    lines = LineSplitter(clock)
-    assert shown(lines, b"1%\r", b"2%\r", b"3%\r") == [b"1%"]
-    clock.now += 0.9
-    assert shown(lines, b"4%\r") == []
-    clock.now += 0.2
-    assert shown(lines, b"5%\r6%\r") == [b"5%"]
-    assert shown(lines, b"100%\ndone\n") == [b"100%", b"done"]
-
-
-def test_a_bar_that_returns_first_is_shown_too(clock):
-    assert shown(LineSplitter(clock), b"\r1%", b"\r2%", b"\r3%", b"\n") == [b"1%", b"3%"]
-
-
 def test_what_has_no_end_does_not_fill_the_memory():
     lines = LineSplitter()
     pieces = shown(lines, *[b"x" * 1000] * 200)
@@ -50,8 +36,8 @@ def test_what_has_no_end_does_not_fill_the_memory():
     assert sum(map(len, pieces)) + sum(map(len, lines.end())) == 200_000
 
 
-def test_the_state_of_an_incomplete_line_can_be_read_instead():
-    splitter = LineSplitter(yields_states=False)
+def test_of_a_progress_bar_the_last_state_is_yielded_and_the_current_one_can_be_read():
+    splitter = LineSplitter()
     assert [*splitter.feed(b"10%\r")] == [] and splitter.current_state == b"10%"
     assert [*splitter.feed(b"20%\r30")] == [] and splitter.current_state == b"30"
     assert [*splitter.feed(b"%\rdone\n40%")] == [b"done"] and splitter.current_state == b"40%"

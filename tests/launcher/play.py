@@ -15,15 +15,15 @@ class Play:
 
     def __init__(self, listed: Mapping[str, int] | None = None, names: tuple[str, ...] = ("a",), **fields):
         self.now, self.listed, self.said = 0.0, listed, []
-        self.met: list[list[str]] = []
+        self.met: list[tuple[int, int]] = []
         self.controller = JobController(Job(**fields), self.said.append, lambda: self.listed, lambda: self.now)
         self.controller.open_group = self.open_group
         for name in names:
             self.join(name)
 
-    def open_group(self, names):
-        self.met.append(list(names))
-        return f"host:{len(self.met)}", "secret"
+    def open_group(self, attempt, size):
+        self.met.append((attempt, size))
+        return f"host:{len(self.met)}"
 
     def join(self, name: str) -> None:
         self.controller.add_launcher(name, [name])

@@ -18,10 +18,6 @@ def test_pauses_double_up_to_a_minute():
     assert waits(restarts, *[(1, step) for step in range(10)]) == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
 
 
-def test_pauses_of_a_job_that_is_tried_for_ever():
-    assert waits(Restarts(Job(processes=2, min_processes=1)), *[(1, step) for step in range(1200)])[-1] == 60
-
-
 @pytest.mark.parametrize(
     "code, again", [(0, False), (1, True), (2, False), (3, False), (4, True), (5, True), (6, True)]
 )
@@ -68,11 +64,6 @@ def test_a_program_that_asks_to_be_run_again_is_ever_more_slowly():
     assert waits(endless(), *[(75, None)] * 9) == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert waits(endless(restart_backoff_seconds=90.0), *[(75, None)] * 3) == [90, 90, 90]
     assert waits(endless(), (75, None), (75, None), (75, 7), (75, None), (75, None)) == [1, 2, 1, 1, 2]
-
-
-def test_a_limit_of_its_own_counts_alone():
-    assert waits(endless(max_restarts=8), *[(1, None)] * 9)[-2:] == [60, None]
-    assert waits(endless(max_preemptions=8), *[(143, None)] * 9)[-2:] == [60, None]
 
 
 def test_preemptions_have_a_budget_of_their_own_and_part_failures():

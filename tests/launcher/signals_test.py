@@ -16,7 +16,8 @@ SAYS = "import signal; print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN,
 def test_signals_are_collected_in_their_order_and_do_what_they_did_afterwards(monkeypatch):
     before, now = signal.getsignal(signal.SIGTERM), [100.0]
     monkeypatch.setattr(orphan_guard.time, "monotonic", lambda: now[0])
-    with collect_signals((signal.SIGTERM, signal.SIGHUP)) as arrived:
+    arrived: list[int] = []
+    with collect_signals(arrived):
         for number, at in ((signal.SIGTERM, 0.0), (signal.SIGHUP, 0.9), (signal.SIGUSR1, 1.5), (signal.SIGHUP, 1.6)):
             now[0] = 100.0 + at
             os.kill(os.getpid(), number)
@@ -25,9 +26,10 @@ def test_signals_are_collected_in_their_order_and_do_what_they_did_afterwards(mo
 
 
 def test_under_nohup_a_launcher_outlives_its_terminal():
+    arrived: list[int] = []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with collect_signals() as arrived:
+        with collect_signals(arrived):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
         assert arrived == [signal.SIGTERM]
@@ -37,6 +39,6 @@ def test_under_nohup_a_launcher_outlives_its_terminal():
 
 
 def test_whoever_has_only_just_been_started_does_not_end_by_being_asked_where_it_is():
-    with collect_signals():
+    with collect_signals([]):
         said = subprocess.run([sys.executable, "-c", SAYS], capture_output=True, text=True, check=True).stdout
     assert said == f"True {signal.SIG_DFL:d}\n"

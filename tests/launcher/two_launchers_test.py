@@ -1,16 +1,12 @@
 """Independent jobs of one user on one host at the same time, with default options, do not disturb each other."""
 
-import pathlib
 import re
 
 import pytest
 
 from tests.launcher.launching import Launch, Launches, member
 from tests.waiting import wait_for
-from tfdist.coordination import LocalGroup
-from tfdist.launcher import output_forwarding
 from tfdist.launcher.orders import new_job_name
-from tfdist.launcher.output_forwarding import log_directory
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -53,14 +49,3 @@ def test_the_end_of_one_does_not_concern_the_others(launch, tmp_path) -> None:
 
 def test_jobs_that_begin_in_the_same_second_have_different_names() -> None:
     assert len({new_job_name() for _ in range(5)}) == 5
-
-
-def test_the_check_of_a_log_directory_that_two_launchers_share_does_not_fail(tmp_path, monkeypatch) -> None:
-    touch = pathlib.Path.touch
-
-    def touched_and_removed_by_the_other(path: pathlib.Path) -> None:
-        touch(path)
-        path.unlink()
-
-    monkeypatch.setattr(output_forwarding.pathlib.Path, "touch", touched_and_removed_by_the_other)
-    assert log_directory(str(tmp_path / "logs"), LocalGroup()) == tmp_path / "logs"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tfdist.config.staleness import Staleness
+from tfdist.coordination.calls import Message
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator, Outcome
-from tfdist.parameter_server.messages import Message
 
 
 def worked(coordinator, worker, first, end, losses=float, rows=(1, 1), seconds=None):

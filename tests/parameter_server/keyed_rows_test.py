@@ -12,6 +12,7 @@ from tfdist.parameter_server.keyed_rows import KeyedRows, initial_rows, rows_ini
 from tfdist.parameter_server.table_rows import TableForm, split
 from tfdist.parameter_server.update_order import Update
 
+pytestmark = pytest.mark.usefixtures("float64")
 RNG = np.random.default_rng(0)
 WIDTH = 3
 INITIAL = rows_initializer(keras.initializers.RandomUniform(seed=7))
@@ -26,13 +27,6 @@ OPTIMIZERS = {
     "adamw": lambda: keras.optimizers.AdamW(0.125, weight_decay=0.25, **ADAM),
     "adagrad": lambda: keras.optimizers.Adagrad(0.125, initial_accumulator_value=0.5, epsilon=2.0**-20),
 }
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
 
 
 def form(admit_after=1, evict_after=0, initializer=INITIAL):

@@ -1,4 +1,4 @@
-"""Rules for late gradients, pulls every few steps, and replays, with workers and servers in threads over gRPC."""
+"""Rules for late gradients, pulls every few steps, and replays, with workers and servers in threads, over TCP."""
 
 import contextlib
 import dataclasses
@@ -10,13 +10,14 @@ import keras
 import numpy as np
 import pytest
 
+from tests.parameter_server.variable_server_test import options_of, serving
 from tfdist.config.staleness import LateGradients, Staleness, parse_staleness
-from tfdist.parameter_server import messages
+from tfdist.coordination import calls
 from tfdist.parameter_server.coordinator import Coordinator, Outcome
-from tfdist.parameter_server.messages import Connection, Service
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import VariableServer
 
+pytestmark = pytest.mark.usefixtures("float64")
 WORKERS, TICKETS, SIZE = 3, 24, 500
 WEIGHTS = [np.linspace(0.5, 1.0, SIZE), np.linspace(-1.0, 1.0, SIZE)]  # one on each of two servers
 
@@ -33,23 +34,17 @@ class Job:
 @contextlib.contextmanager
 def job(staleness):
     coordinator = Coordinator(WORKERS, parse_staleness(staleness))
-    servers = [VariableServer(coordinator.updates, lambda key, value: value) for _ in range(2)]
-    handlers = [servers[0].handlers | coordinator.handlers, servers[1].handlers]
-    services = [Service(each, "secret", "127.0.0.1") for each in handlers]
-    connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
-    workers = [Servers(connections, rank, WORKERS) for rank in range(WORKERS)]
-    for worker in workers:
-        worker.place([("weight", value.nbytes) for value in WEIGHTS], [("state", 8)])
-    optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(0.3, momentum=0.9))
-    options = {"floatx": "float64", "epsilon": 1e-7, "clip_norm": 0.0, "clip_value": 0.0, "lazy": False}
-    forms = {number: (f"weight{number}", None, False) for number in range(2)}
-    workers[0].define(dict(enumerate(WEIGHTS)), [np.ones([1])], forms, {}, optimizer=optimizer, **options)
-    try:
+
+    def create(number):
+        return VariableServer(coordinator.updates, lambda key, value: value)
+
+    with serving(create, 2, WORKERS, coordinator=coordinator) as (servers, workers):
+        for worker in workers:
+            worker.place([("weight", value.nbytes) for value in WEIGHTS], [("state", 8)])
+        forms = {number: (f"weight{number}", None, False) for number in range(2)}
+        options = options_of(keras.optimizers.SGD(0.3, momentum=0.9))
+        workers[0].define(dict(enumerate(WEIGHTS)), [np.ones([1])], forms, {}, **options)
         yield Job(coordinator, servers, workers)
-    finally:  # calls that wait then fail
-        for server, service in zip(servers, services, strict=True):
-            server.close()
-            service.close()
 
 
 def work(running, rank, seed, updates=()):
@@ -89,13 +84,6 @@ def train(staleness, seed, updates=()):
     return values, result
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
-
-
 RULES = {
     "async(late=scale(0.5), pull_every=3)": lambda updates: {update.factor for update in updates} > {1.0},
     "async(late=reject(after=0), pull_every=2)": lambda updates: {update.factor for update in updates} == {1.0},
@@ -124,24 +112,9 @@ def test_recorded_updates_that_are_made_again_give_the_same_values_bit_for_bit(r
     assert [update[:5] for update in repeated.updates] == [update[:5] for update in result.updates]
 
 
-WRONG = {
-    "a factor": lambda updates: [update._replace(factor=1.0) for update in updates],
-    "the order of tickets": lambda updates: [
-        update._replace(ticket=last.ticket)
-        for update, last in zip(updates, [updates[-1], *updates[1:-1], updates[0]], strict=True)
-    ],
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_replay_without_part_of_the_record_differs(what):
-    values, result = train("async(late=scale(0.5), pull_every=3)", seed=2)
-    assert train("replay(runs/one)", 2, WRONG[what](result.updates))[0]["weight/0"] != values["weight/0"]
-
-
 def test_bytes_pulled_fall_with_the_steps_per_pull(monkeypatch):
-    encode, sizes = messages.encode, []
-    monkeypatch.setattr(messages, "encode", lambda *m: sizes.append(sum(map(len, data := encode(*m)))) or data)
+    encode, sizes = calls.encode, []
+    monkeypatch.setattr(calls, "encode", lambda *m: sizes.append(sum(map(len, data := encode(*m)))) or data)
 
     def pulled_bytes(staleness):
         sizes.clear()

@@ -8,9 +8,10 @@ import numpy as np
 
 from tests.waiting import wait_for
 from tfdist.config.staleness import Staleness
+from tfdist.coordination.calls import Connection, Message, Service, encode
+from tfdist.coordination.job_token import listen
 from tfdist.coordination.messages import OVERHEAD
 from tfdist.parameter_server.coordinator import Coordinator, RangeResult
-from tfdist.parameter_server.messages import Connection, Message, Service, encode
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.table_rows import TableForm, TableRows
 from tfdist.parameter_server.update_order import Update
@@ -73,7 +74,7 @@ def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
         return Service(
             {"pull": handle("pull", pulled), "push": handle("push", Message({})), "commit": commit, "take": commit},
             "",
-            "127.0.0.1",
+            listen("127.0.0.1:0", ""),
         )
 
     services = [service(number) for number in range(2)]
@@ -97,7 +98,7 @@ def test_the_server_whose_answer_is_awaited_is_named():
     ends = threading.Event()
     value = Message({}, [np.zeros([])])
     handlers = (lambda _: value), (lambda _: value if ends.wait(20) else None)
-    services = [Service({"fetch": handler}, "", "127.0.0.1") for handler in handlers]
+    services = [Service({"fetch": handler}, "", listen("127.0.0.1:0", "")) for handler in handlers]
     names = (f"server {number} (rank {number + 2})" for number in range(2))
     connections = [Connection(f"127.0.0.1:{s.port}", "", name) for s, name in zip(services, names, strict=True)]
     servers = Servers(connections, worker=0, workers=1)

@@ -1,13 +1,9 @@
 """Tests of `tfdist.parameter_server.update_order`."""
 
-import collections
 import copy
 import itertools
-from random import Random
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from tfdist.parameter_server.update_order import (
     Asynchronous,
@@ -99,35 +95,6 @@ def test_no_interleaving_of_three_workers_exceeds_the_bound_or_waits_forever(bou
     actions = {action for following in edges.values() for action, _ in following}
     assert max(age for action, age in actions if action == "update") == bound  # the bound is reached
     assert ("keep", bound) in actions or bound == 0 or pull_every == 1
-
-
-@settings(max_examples=10, deadline=None, database=None)
-@given(seed=st.integers(0, 2**32), bound=st.integers(0, 4), pull_every=st.integers(1, 4))
-@example(seed=0, bound=3, pull_every=4)
-def test_ten_thousand_updates_with_delays_and_losses_reach_the_bound_and_keep_it(seed, bound, pull_every):
-    random, order = Random(seed), Asynchronous(bound, pull_every=pull_every)
-    speeds, actions = [random.random() for _ in range(6)], dict.fromkeys(range(6), "idle")
-    staleness, kept, waits = collections.Counter(), 0, 0
-    while sum(staleness.values()) < 1_000:
-        [worker] = random.choices(range(6), speeds)
-        if actions[worker] == "idle" and order.may_read(worker, 0):
-            kept += order.keeps_weights(worker)
-            order.read(worker, 0)
-            actions[worker] = "computes"
-        elif actions[worker] == "computes" and random.random() < 0.02:  # lost; another one takes its place
-            order.withdraw(worker)
-            actions[worker] = "idle"
-        elif actions[worker] == "computes":
-            order.push(worker, 0)
-            actions[worker] = "pushed"
-        waits += 1
-        while update := order.next_update():
-            staleness[update.version - update.versions[0]] += 1
-            actions[update.workers[0]] = "idle"
-            waits = 0
-        assert waits < 10_000, "nothing is applied"
-    assert max(staleness) == bound
-    assert kept or bound == 0 or pull_every == 1
 
 
 def test_a_push_that_would_make_an_older_gradient_late_waits():

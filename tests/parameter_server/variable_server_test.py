@@ -7,24 +7,27 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica
 from tfdist.config.staleness import Staleness
+from tfdist.coordination import calls
+from tfdist.coordination.calls import Connection, Message, Service
+from tfdist.coordination.job_token import listen
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
 from tfdist.gradients.reducer import tensor_specs
-from tfdist.parameter_server import messages, variable_server
 from tfdist.parameter_server.coordinator import Coordinator
-from tfdist.parameter_server.messages import Connection, Message, Service
-from tfdist.parameter_server.pushed_gradients import PushReducer
+from tfdist.parameter_server.pushed_gradients import PushReducer, as_tensor
 from tfdist.parameter_server.servers import Servers, placement_of
 from tfdist.parameter_server.table_rows import TableForm
 from tfdist.parameter_server.update_order import Update
 from tfdist.parameter_server.variable_server import VariableServer
 
+pytestmark = pytest.mark.usefixtures("float64")
 RNG = np.random.default_rng(0)
 SHAPES = {"dense/kernel": (5, 3), "dense/bias": (3,), "out/kernel": (3, 4)}
 WEIGHTS = {path: RNG.normal(size=shape) for path, shape in SHAPES.items()}
@@ -32,9 +35,24 @@ GRADIENTS = [[RNG.normal(size=shape) for shape in SHAPES.values()] for _ in rang
 
 
 @contextlib.contextmanager
+def serving(create_server, count, workers, shard_variables="by_size", coordinator=None):
+    """Yields servers, and the calls of workers to them; the first server is the coordinator, too, if there is one."""
+    servers = [create_server(number) for number in range(count)]
+    handlers = [dict(server.handlers) for server in servers]
+    handlers[0] |= coordinator.handlers if coordinator else {}
+    services = [Service(of_server, "secret", listen("127.0.0.1:0", "")) for of_server in handlers]
+    connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
+    try:
+        yield servers, [Servers(connections, rank, workers, shard_variables) for rank in range(workers)]
+    finally:  # calls that wait then fail
+        for end in (*connections, *servers, *services):
+            end.close()
+
+
+@contextlib.contextmanager
 def served(count, shard_variables="by_size"):
     """Yields the calls of two workers to servers, and the list to which updates are appended."""
-    updates, coordinator, variable_servers, services = [], Coordinator(2, Staleness()), [], []
+    updates, coordinator = [], Coordinator(2, Staleness())
 
     def total(server, key, value):
         return float(sum(coordinator.gather(Message({}, [np.array(value)]), key, server, count).arrays))
@@ -44,20 +62,13 @@ def served(count, shard_variables="by_size"):
             threading.Event().wait(0.002)
         return updates[version : version + 1]
 
-    for number in range(count):
-        found = VariableServer(following, functools.partial(total, number))
-        variable_servers.append(found)
-        services.append(Service(found.handlers, "secret", "127.0.0.1"))
-    connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
-    workers = [Servers(connections, rank, 2, shard_variables) for rank in range(2)]
-    for worker in workers:
-        worker.place([(path, value.nbytes) for path, value in WEIGHTS.items()], [("state", 8)])
-    yield workers, updates
-    for connection in connections:
-        connection.close()
-    for found, service in zip(variable_servers, services, strict=True):
-        found.close()
-        service.close()
+    def create(number):
+        return VariableServer(following, functools.partial(total, number))
+
+    with serving(create, count, 2, shard_variables) as (_, workers):
+        for worker in workers:
+            worker.place([(path, value.nbytes) for path, value in WEIGHTS.items()], [("state", 8)])
+        yield workers, updates
 
 
 def push(worker, ticket, versions, gradients, before, after, methods=None, ids=()):
@@ -81,13 +92,6 @@ def define(worker, optimizer, clip_norm=0.0, constraint=None, excluded=()):
         {},
         **options_of(optimizer, clip_norm=clip_norm),
     )
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
 
 
 def by_keras(optimizer, gradients, constraint=None, excluded=()):
@@ -253,8 +257,14 @@ def test_rows_of_tables_are_updated_as_keras_does(name, servers, lazy):
         np.testing.assert_allclose(found, expected, rtol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "int64", ml_dtypes.bfloat16])
+def test_a_received_array_of_any_dtype_is_a_tensor(dtype):
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    assert as_tensor(array).dtype == array.dtype and (as_tensor(array).numpy() == array).all()
+
+
 def test_messages_have_the_rows_in_use(monkeypatch):
-    sizes, encode, ids = [], messages.encode, np.arange(0, 9_000, 9)
+    sizes, encode, ids = [], calls.encode, np.arange(0, 9_000, 9)
     with served(2) as (workers, updates):
         workers[0].place([("table", 10_000 * 64 * 8)], [], [0])
         workers[0].define(
@@ -264,23 +274,10 @@ def test_messages_have_the_rows_in_use(monkeypatch):
             {0: TableForm("embedding/embeddings", (10_000, 64), "float64", None)},
             **options_of(keras.optimizers.SGD(1.0), lazy=True),
         )
-        monkeypatch.setattr(
-            messages, "encode", lambda *message: sizes.extend(map(len, data := encode(*message))) or data
-        )
+        monkeypatch.setattr(calls, "encode", lambda *message: sizes.extend(map(len, data := encode(*message))) or data)
         _, [rows], *_ = workers[0].pull(0, [ids])
         push(workers[0], 0, [0, 0], [rows + 1], [], [], ids=[ids])
     assert rows.shape == (1_000, 64) and sum(sizes) < 1.05 * 2 * rows.nbytes
-
-
-def test_a_row_that_is_not_summed_is_found(monkeypatch):
-    def last_of_each(shares):
-        last = {i: row for ids, rows in shares for i, row in zip(ids.tolist(), rows, strict=True)}
-        return np.array(sorted(last)), np.array([last[i] for i in sorted(last)])
-
-    make = TABLE_OPTIMIZERS["sgd"]
-    expected = table_by_keras(make(), False)[0]
-    monkeypatch.setattr(variable_server, "sum_rows", last_of_each)
-    assert np.max(np.abs(trained_table(make(), 1, False)[0] - expected)) > 1e-3
 
 
 def test_states_are_assigned_or_moved_in_the_order_of_updates():

@@ -27,23 +27,19 @@ def filter_stderr() -> Iterator[None]:
     """Context that buffers stderr and writes it on exit, without TensorFlow's startup messages."""
     import tempfile  # not needed to import tfdist
 
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(tempfile.TemporaryFile())
-            saved_stderr = os.dup(2)
-        except OSError:  # no temporary directory, or no stderr
-            file = None
-        if file is None:
-            yield
-            return
+    try:
+        file, saved_stderr = tempfile.TemporaryFile(), os.dup(2)
+    except OSError:  # no temporary directory, or no stderr
+        yield
+        return
+    with file:
         _flush()
         os.dup2(file.fileno(), 2)
-        failed = True
+        failed = False
         try:
             yield
-            failed = False
-        except KeyboardInterrupt:
-            failed = False
+        except BaseException as error:
+            failed = not isinstance(error, KeyboardInterrupt)
             raise
         finally:
             _flush()

@@ -84,11 +84,6 @@ class StatusLine:
             _write(self._stream, self._text)
 
 
-def status_line(stream: TextIO) -> StatusLine | None:
-    """Returns a status line on a stream; None without a terminal."""
-    return StatusLine(stream) if columns_of(stream) else None
-
-
 @contextlib.contextmanager
 def show_temporarily(text: str) -> Iterator[None]:
     """Shows a string on stderr within a context, if stderr is shown on a terminal."""

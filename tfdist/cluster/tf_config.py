@@ -4,7 +4,7 @@ import collections
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfdist.errors import InputError
 
@@ -20,25 +20,14 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
-class Members(NamedTuple):
-    """The workers and parameter servers of a TF_CONFIG.
-
-    Attributes:
-      addresses: `host:port` of each process, by rank.
-      rank: rank of this process.
-      servers: number of parameter servers, which have the last ranks.
-    """
-
-    addresses: tuple[str, ...]
-    rank: int
-    servers: int = 0
-
-
-def parse(text: str) -> Members:
+def parse(text: str) -> tuple[tuple[str, ...], int, int]:
     """Parses TF_CONFIG; the chief, if any, is rank 0, followed by the workers and the parameter servers.
 
     Args:
       text: JSON, `{"cluster": {"chief": [...], "worker": [...], "ps": [...]}, "task": {"type", "index"}}`.
+
+    Returns:
+      `host:port` of each process by rank, the rank of this process, and the number of parameter servers, which are the last.
 
     Raises:
       InputError: `text` does not describe a member of a training job.
@@ -57,7 +46,7 @@ def parse(text: str) -> Members:
             f"more than once in {list(addresses)}."
         )
     first_rank = sum(len(jobs.get(job, ())) for job in _RANKED_JOBS[: _RANKED_JOBS.index(job_name)])
-    return Members(addresses, first_rank + index, len(jobs.get("ps", ())))
+    return addresses, first_rank + index, len(jobs.get("ps", ()))
 
 
 def is_evaluator(text: str) -> bool:

@@ -38,9 +38,11 @@ class Topology:
         """
         counts = parse_topology(text)
         if counts is None or sum(counts) != replicas:
+            half = replicas // 2
+            example = f"{replicas - half},{half}" if half else "1"
             raise InputError(
                 f"--topology must be the number of ranks on each host, with a sum of {replicas}, the number of replicas. "
-                f"Received: {text}. Write for example --topology={_example(replicas)}."
+                f"Received: {text}. Write for example --topology={example}."
             )
         return cls(tuple(host for host, count in enumerate(counts) for _ in range(count)))
 
@@ -67,8 +69,3 @@ class Topology:
     def __str__(self) -> str:
         """Returns the numbers of ranks per host, which `parse` accepts if the ranks of each host are consecutive."""
         return ",".join(str(len(self.ranks_of(host))) for host in range(self.hosts))
-
-
-def _example(replicas: int) -> str:
-    half = replicas // 2
-    return f"{replicas - half},{half}" if half else "1"

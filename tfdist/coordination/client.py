@@ -1,7 +1,7 @@
 """The connection of a process to the server of its job's group."""
 
+import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -11,18 +11,26 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from tfdist.cluster import exit_status
 from tfdist.cluster.signals import caller_location
-from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence_reason
+from tfdist.coordination.group import (
+    NO_GOODBYE,
+    Group,
+    Json,
+    Listener,
+    LostMember,
+    members,
+    name_member,
+    silence_reason,
+)
 from tfdist.coordination.job_token import split_address
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
     LIMIT,
     OVERHEAD,
-    VERSION,
     WRONG_TOKEN,
     BadMessage,
     Message,
@@ -37,42 +45,14 @@ from tfdist.coordination.messages import (
 )
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, PeerLostError, TfdistError, error_summary
 
-RETRY_SECONDS = 0.1
+_RETRY_SECONDS = 0.1
 _CHUNK = 1 << 16
 
-
-class AuthenticatedConnection(NamedTuple):
-    """A connection between two processes that know the same token; messages must be sealed."""
-
-    sock: socket.socket
-    lines: MessageReader
-    seal: Callable[[bytes], bytes]
-    welcome: Message
-    pending_messages: list[Message]  # received together with the welcome
+_Connection = tuple[socket.socket, MessageReader, Session, Message]  # the message is the welcome
 
 
-def connect(
-    address: str,
-    hello: Message,
-    token: str,
-    limit: int,
-    timeout: float,
-    server: str,
-) -> AuthenticatedConnection:
-    """Connects and joins, retrying until the server answers.
-
-    Args:
-      address: `host:port` of the server.
-      hello: the first message, without a nonce.
-      token: the token that both ends must know.
-      limit: maximum size of a message from the server, in bytes.
-      timeout: total seconds to wait.
-      server: name of the server in error messages.
-
-    Raises:
-      PeerLostError: no server answered in time.
-      InputError: the group rejected this process, or another program answered.
-    """
+def _connect(address: str, hello: Message, token: str, limit: int, timeout: float, server: str) -> _Connection:
+    """Connects and joins, retrying until the server answers; `hello` has no nonce yet, and `limit` is that of its messages."""
     end = time.monotonic() + timeout
     problem = "no answer"
     while time.monotonic() < end:
@@ -80,41 +60,32 @@ def connect(
             return _connect_once(address, hello, token, limit, end)
         except OSError as error:
             problem = error.strerror or str(error)
-        time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
+        time.sleep(min(_RETRY_SECONDS, max(0.0, end - time.monotonic())))
     raise PeerLostError(f"{server} did not answer at {address} within {timeout:g} s ({problem}).")
 
 
-def _connect_once(
-    address: str,
-    hello: Message,
-    token: str,
-    limit: int,
-    end: float,
-) -> AuthenticatedConnection:
-    sock = socket.create_connection(split_address(address), timeout=max(end - time.monotonic(), RETRY_SECONDS))
+def _connect_once(address: str, hello: Message, token: str, limit: int, end: float) -> _Connection:
+    sock = socket.create_connection(split_address(address), timeout=max(end - time.monotonic(), _RETRY_SECONDS))
     try:
         if sock.getsockname() == sock.getpeername():  # TCP may connect an unused port to itself
             raise ConnectionRefusedError("Connection refused")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         greeting, lines = encode(hello | {"nonce": nonce()}), MessageReader(limit + OVERHEAD)
         sock.sendall(greeting)
-        _expect(next_message(sock, lines, end), "challenge")
+        _expect(_next_message(sock, lines, end), "challenge")
         session = Session(token, greeting[:-1], lines.line, is_server=False)
         lines.unseal = session.unseal
         sock.sendall(session.seal(encode({"type": "join"})))
-        welcome = _expect(next_message(sock, lines, end), "welcome")
-        return AuthenticatedConnection(sock, lines, session.seal, welcome, list(lines.feed(b"")))
-    except WrongSealError as error:
+        return sock, lines, session, _expect(_next_message(sock, lines, end), "welcome")
+    except BaseException as error:
         sock.close()
-        raise InputError(WRONG_TOKEN) from error
-    except BadMessage as error:
-        sock.close()
-        raise InputError(
-            f"A group of tfdist must answer at {address}. Received: {error}. Another program listens there: set "
-            "TFDIST_COORDINATOR to another address, the same for every process."
-        ) from error
-    except BaseException:
-        sock.close()
+        if isinstance(error, WrongSealError):
+            raise InputError(WRONG_TOKEN) from error
+        if isinstance(error, BadMessage):
+            raise InputError(
+                f"A group of tfdist must answer at {address}. Received: {error}. Another program listens there: set "
+                "TFDIST_COORDINATOR to another address, the same for every process."
+            ) from error
         raise
 
 
@@ -126,31 +97,8 @@ def _expect(message: Message, kind: str) -> Message:
     return message
 
 
-def send_or_shut_down(sock: socket.socket, seal: Callable[[bytes], bytes], line: bytes) -> None:
-    """Seals and sends a message; shuts the connection down if that fails or is interrupted, for example by Ctrl-C.
-
-    The other end would reject later messages, because part of this message may have been sent, and its number is used up.
-    """
-    try:
-        sock.sendall(seal(line))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-        raise
-
-
-def next_message(sock: socket.socket, lines: MessageReader, end: float) -> Message:
-    """Returns the next message, without decoding the one after it, which may be sealed.
-
-    Args:
-      sock: a connected socket.
-      lines: the reader of its messages.
-      end: deadline for the complete message, in seconds of `time.monotonic()`.
-
-    Raises:
-      OSError: it did not arrive in time, or the connection was closed.
-      BadMessage: it is invalid.
-    """
+def _next_message(sock: socket.socket, lines: MessageReader, end: float) -> Message:
+    """Returns the next message, without decoding the one after it, which may be sealed."""
     for message in lines.feed(b""):
         return message
     while (seconds_left := end - time.monotonic()) > 0:
@@ -220,30 +168,26 @@ class Publications:
                     return
                 topic, value = self._values.pop(index)
                 callback = self._listeners[topic][0]
-            if _run_callback(callback, topic, value):
+            try:
+                is_done = callback(value) is True
+            except Exception:
+                _log.exception("A handler of '%s' failed", topic)
+                continue
+            if is_done:
                 with self._state:
                     self._listeners[topic].remove(callback)
-
-
-def _run_callback(callback: Callable[[Json], object], topic: Hashable, value: Json) -> bool:
-    try:
-        return callback(value) is True
-    except Exception:
-        _log.exception("A handler of '%s' failed", topic)
-        return False
 
 
 class Liveness:
     """Measures the time since the last complete and verified message, or since its creation.
 
     Args:
-      lines: the reader of messages.
       interval: seconds between two calls of `is_silent` if nothing delays this process.
       clock: returns the time in seconds.
     """
 
-    def __init__(self, lines: MessageReader, interval: float, clock: Callable[[], float] = time.monotonic):
-        self._lines, self._interval, self._clock = lines, interval, clock
+    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic):
+        self._interval, self._clock = interval, clock
         self._last_received = self._last_checked = clock()
 
     def record_message(self) -> None:
@@ -251,12 +195,12 @@ class Liveness:
         self._last_received = self._clock()
 
     def is_silent(self, limit: float) -> bool:
-        """Returns whether no message has arrived for `limit` seconds plus the time allowed for an incomplete one."""
+        """Returns whether no message has arrived for `limit` seconds."""
         now = self._clock()
         if now - self._last_checked > self._interval + 1.0:  # this process was suspended or starved, not the other end
             self._last_received = min(now, self._last_received + now - self._last_checked)
         self._last_checked = now
-        return now - self._last_received > limit + self._lines.allowance
+        return now - self._last_received > limit
 
 
 _members: weakref.WeakSet["Client"] = weakref.WeakSet()
@@ -306,14 +250,10 @@ SERVER_GRACE_SECONDS = 2.0  # how long to wait for the server after a deadline o
 Ranks = tuple[int, ...]  # ranks in the job, in order
 
 
-@dataclasses.dataclass(eq=False)
-class _PendingGather:
+class _PendingGather(NamedTuple):
     ranks: Ranks
     name: str
-    is_answered: threading.Event = dataclasses.field(default_factory=threading.Event)
-    values: list[Json] = dataclasses.field(default_factory=list)
-    failure: str = ""
-    is_misuse: bool = False
+    values: concurrent.futures.Future[list[Json]]
 
 
 class Client:
@@ -372,51 +312,33 @@ class Client:
         self._has_left = False
         self._publications = Publications(f"{noun}-{rank}-group-publications")
         self._send_lock = threading.Lock()
-        hello = {"type": "hello", "rank": rank, "size": size, "version": VERSION}
-        hello |= {"pid": os.getpid(), "host": socket.gethostname()}
-        connection = connect(address, hello, token, (size + 1) * LIMIT, timeout, name_member(server_rank, noun))
-        welcome = connection.welcome
+        hello = {"type": "hello", "rank": rank, "size": size, "pid": os.getpid(), "host": socket.gethostname()}
+        server = name_member(server_rank, noun)
+        connection = _connect(address, hello, token, (size + 1) * LIMIT, timeout, server)
+        self._sock, self._lines, self._session, welcome = connection
         self._secret = derive_token(token, welcome["nonce"])
-        self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
         self._heartbeat, self._lost_after = float(welcome["heartbeat"]), float(welcome["lost_after"])
         self._sock.settimeout(self._lost_after)
-        self._liveness = Liveness(self._lines, self._heartbeat)
-        self._receive(connection.pending_messages)
+        self._liveness = Liveness(self._heartbeat)
+        self._receive(self._lines.feed(b""))  # received together with the welcome
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()
         leave_at_failure(self)
 
     def gather(self, ranks: Ranks, name: str, value: Json, deadline: float) -> list[Json]:
         """See `Group.gather`."""
-        ticket, pending, line = self._register_gather(ranks, name, value, deadline)
+        ticket, values, line = self._register_gather(ranks, name, value, deadline)
         try:
             self._send(line)
-            pending.is_answered.wait(min(deadline + SERVER_GRACE_SECONDS, threading.TIMEOUT_MAX))
+            return values.result(min(deadline + SERVER_GRACE_SECONDS, threading.TIMEOUT_MAX))
+        except TimeoutError:
+            server = name_member(self._server_rank, self._noun)
+            raise PeerLostError(
+                f"{server}, which serves the group, did not answer '{name}' within {deadline:g} s."
+            ) from None
         finally:
             with self._state:
                 self._pending.pop(ticket, None)
-        if not pending.is_answered.is_set():
-            server = name_member(self._server_rank, self._noun)
-            raise PeerLostError(f"{server}, which serves the group, did not answer '{name}' within {deadline:g} s.")
-        if pending.failure:
-            raise (InputError if pending.is_misuse else PeerLostError)(pending.failure)
-        return pending.values
-
-    def token_for(self, purpose: str) -> str:
-        """See `Group.token_for`."""
-        return derive_token(self._secret, purpose)
-
-    def publish(self, ranks: Ranks, topic: str, value: Json) -> None:
-        """See `Group.publish`."""
-        self._send(
-            encode_limited(
-                {"type": "publish", "ranks": self._ranks_field(ranks), "topic": topic, "value": value}, topic
-            )
-        )
-
-    def subscribe(self, ranks: Ranks, topic: str, callback: Listener) -> None:
-        """See `Group.subscribe`."""
-        self._publications.listen((ranks, topic), callback)
 
     def on_loss(self, ranks: Ranks, callback: Callable[[LostMember], None]) -> None:
         """See `Group.on_loss`."""
@@ -425,15 +347,6 @@ class Client:
                 self._start_callback(loss, callback)
             else:
                 self._callbacks.append((ranks, callback))
-
-    def tolerate_losses(self, ranks: Iterable[int]) -> None:
-        """See `Group.tolerate_losses`."""
-        self._send(encode({"type": "tolerate", "ranks": sorted({*ranks, self.rank})}))
-
-    def on_departure(self, callback: Callable[[LostMember], None]) -> None:
-        """See `Group.on_departure`."""
-        with self._state:
-            self._departure_callbacks.append(callback)
 
     def first_loss(self, ranks: Ranks, wait: float) -> LostMember | None:
         """See `Group.first_loss`.
@@ -474,28 +387,24 @@ class Client:
 
     def _register_gather(
         self, ranks: Ranks, name: str, value: Json, deadline: float
-    ) -> tuple[int, _PendingGather, bytes]:
+    ) -> tuple[int, concurrent.futures.Future[list[Json]], bytes]:
         with self._state:
             if any((pending.ranks, pending.name) == (ranks, name) for pending in self._pending.values()):
                 raise ValueError(
                     f"A name can be used by one operation at a time. Received: {name!r}, which is in progress."
                 )
             self._ticket_count += 1
-            message: Message = {
-                "type": "gather",
-                "ranks": self._ranks_field(ranks),
-                "ticket": self._ticket_count,
-                "name": name,
-            }
-            message |= {"value": value, "deadline": deadline}
-            message["place"] = caller_location() if threading.current_thread() is threading.main_thread() else ""
-            line = encode_limited(message, name)
+            place = caller_location() if threading.current_thread() is threading.main_thread() else ""
+            message = {"type": "gather", "ranks": self.ranks_field(ranks), "ticket": self._ticket_count, "name": name}
+            line = encode_limited(message | {"value": value, "deadline": deadline, "place": place}, name)
             if self._end_reason:
                 raise PeerLostError(f"'{name}' cannot complete: {self._end_reason}.")
-            pending = self._pending[self._ticket_count] = _PendingGather(ranks, name)
-            return self._ticket_count, pending, line
+            values: concurrent.futures.Future[list[Json]] = concurrent.futures.Future()
+            self._pending[self._ticket_count] = _PendingGather(ranks, name, values)
+            return self._ticket_count, values, line
 
-    def _ranks_field(self, ranks: Ranks) -> Ranks | None:
+    def ranks_field(self, ranks: Ranks) -> Ranks | None:
+        """Returns the field `ranks` of a message; None stands for all members."""
         return None if len(ranks) == self.size else ranks
 
     def _run(self) -> None:
@@ -549,8 +458,13 @@ class Client:
         kind = message["type"]
         if kind == "lost":
             loss = LostMember(message["rank"], message["reason"], message["code"], self._noun)
-            is_departure = message.get("tolerated") and loss.rank != self.rank
-            (self._record_departure if is_departure else self._record_loss)(loss)
+            if message.get("tolerated") and loss.rank != self.rank:
+                with self._state:
+                    self.departed_members |= {loss.rank}
+                    for callback in self._departure_callbacks:
+                        self._start_callback(loss, callback)
+            else:
+                self._record_loss(loss)
         elif kind == "closed":
             self._fail_gathers(message["reason"] or "the group has ended")
         elif kind == "published":
@@ -562,10 +476,12 @@ class Client:
         elif kind in ("values", "failed"):
             with self._state:
                 pending = self._pending.get(message["ticket"])
-            if pending:
-                pending.values, pending.failure = message.get("values", []), message.get("failure", "")
-                pending.is_misuse = message.get("misuse", False)
-                pending.is_answered.set()
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # this process is leaving
+                if pending and kind == "values":
+                    pending.values.set_result(message["values"])
+                elif pending:
+                    error = (InputError if message["misuse"] else PeerLostError)(message["failure"])
+                    pending.values.set_exception(error)
 
     def _report_server_loss(self, reason: str) -> None:
         """Reports the loss of the server, unless its connection closes after a goodbye of either side."""
@@ -589,12 +505,6 @@ class Client:
                     self._callbacks.append((ranks, callback))
             self._state.notify_all()
 
-    def _record_departure(self, loss: LostMember) -> None:
-        with self._state:
-            self.departed_members |= {loss.rank}
-            for callback in self._departure_callbacks:
-                self._start_callback(loss, callback)
-
     def _first_loss(self, ranks: Ranks) -> LostMember | None:
         """Returns the first loss that affects these ranks; the loss of the server affects all ranks."""
         return next((loss for loss in self._losses if loss.rank in ranks or loss.rank == self._server_rank), None)
@@ -603,10 +513,11 @@ class Client:
         """Fails all pending and future gathers; the first loss, if any, is reported as the cause."""
         with self._state:
             self._end_reason = self._end_reason or (str(self._losses[0]) if self._losses else reason)
-            pending_gathers = [pending for pending in self._pending.values() if not pending.is_answered.is_set()]
+            pending_gathers = list(self._pending.values())
         for pending in pending_gathers:
-            pending.failure = f"'{pending.name}' cannot complete: {self._end_reason}."
-            pending.is_answered.set()
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # it has just been answered
+                error = PeerLostError(f"'{pending.name}' cannot complete: {self._end_reason}.")
+                pending.values.set_exception(error)
 
     def _start_callback(self, loss: LostMember, callback: Callable[[LostMember], None]) -> None:
         thread = threading.Thread(target=callback, args=(loss,), name="group-loss", daemon=True)
@@ -615,7 +526,11 @@ class Client:
 
     def _send(self, line: bytes) -> None:
         with contextlib.suppress(OSError), self._send_lock:  # the receiving thread reports the end of the connection
-            send_or_shut_down(self._sock, self._seal, line)
+            try:
+                self._sock.sendall(self._session.seal(line))
+            except BaseException:  # part of it may have been sent; the server would reject what follows
+                self._disconnect()
+                raise
 
     def _disconnect(self) -> None:
         with contextlib.suppress(OSError):
@@ -625,3 +540,63 @@ class Client:
 def _join(thread: threading.Thread) -> None:
     if thread is not threading.current_thread():
         thread.join(SERVER_GRACE_SECONDS)
+
+
+class ClientGroup(Group):
+    """A group of some or all members of a job, which communicates through this process's client."""
+
+    def __init__(self, client: Client, ranks: Ranks):
+        self._client, self._ranks = client, ranks
+        self.rank, self.size = ranks.index(client.rank), len(ranks)
+
+    @property
+    def ranks(self) -> Ranks:
+        return self._ranks
+
+    @property
+    def goodbye_code(self) -> int | None:
+        return self._client.goodbye_code
+
+    def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
+        return self._client.gather(self.ranks, name, value, deadline)
+
+    def publish(self, topic: str, value: Json) -> None:
+        message = {"type": "publish", "ranks": self._client.ranks_field(self.ranks), "topic": topic, "value": value}
+        self._client._send(encode_limited(message, topic))
+
+    def subscribe(self, topic: str, callback: Listener) -> None:
+        self._client._publications.listen((self.ranks, topic), callback)
+
+    def token_for(self, purpose: str) -> str:
+        return derive_token(self._client._secret, purpose)
+
+    def on_loss(self, callback: Callable[[LostMember], None]) -> None:
+        self._client.on_loss(self.ranks, callback)
+
+    def first_loss(self, wait: float = 0.0) -> LostMember | None:
+        return self._client.first_loss(self.ranks, wait)
+
+    def tolerate_losses(self, ranks: Iterable[int]) -> None:
+        expendable_ranks = {self.ranks[rank] for rank in ranks} | {self._client.rank}
+        self._client._send(encode({"type": "tolerate", "ranks": sorted(expendable_ranks)}))
+
+    def on_departure(self, callback: Callable[[LostMember], None]) -> None:
+        with self._client._state:
+            self._client._departure_callbacks.append(callback)
+
+    @property
+    def departed_members(self) -> frozenset[int]:
+        return frozenset(self.ranks.index(rank) for rank in self._client.departed_members if rank in self.ranks)
+
+    def subgroup(self, ranks: Sequence[int]) -> Group:
+        return ClientGroup(self._client, tuple(self.ranks[member] for member in members(self, ranks)))
+
+    def leave(self, code: int = 0, reason: str = "") -> None:
+        self._client.leave(code, reason)
+
+
+class RemoteGroup(ClientGroup):
+    """The group of all members of a job, which communicates through a `Server`; see `Client` for the arguments."""
+
+    def __init__(self, address: str, *, rank: int, size: int, **arguments: Any):
+        super().__init__(Client(address, rank=rank, size=size, **arguments), tuple(range(size)))

@@ -9,7 +9,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -299,12 +298,8 @@ class Group(abc.ABC):
 def members(group: Group, ranks: Iterable[int]) -> list[int]:
     """Returns the sorted members of a subgroup, after validating them; see `Group.subgroup`."""
     rank_list = list(ranks)
-    sorted_ranks = sorted(set(rank_list))
-    if (
-        len(sorted_ranks) < len(rank_list)
-        or not set(sorted_ranks) <= set(range(group.size))
-        or group.rank not in sorted_ranks
-    ):
+    sorted_ranks = sorted({*rank_list} & {*range(group.size)})
+    if len(sorted_ranks) < len(rank_list) or group.rank not in sorted_ranks:
         raise ValueError(
             f"The ranks of a subgroup must be distinct ranks of {group.size}, including this process's own. Received: "
             f"{rank_list} on {name_member(group.rank)}."
@@ -337,7 +332,7 @@ WARNING_SECONDS = 60.0
 _log = logging.getLogger(__name__)
 
 
-@contextmanager
+@contextlib.contextmanager
 def long_timeout(activity: str) -> Iterator[float]:
     """Yields the deadline in seconds for a `Group` operation in the body, and logs a warning if it takes long.
 
@@ -379,30 +374,26 @@ def raise_on_all_members(group: Group, name: str) -> Iterator[None]:
       InputError: another member has raised `InputError`, `ValueError` or `TypeError`.
       PeerLostError: another member has raised any other error.
     """
+
+    def gather(error: Json) -> list[Json]:
+        with long_timeout("its part of the model") as deadline:
+            return group.gather(f"refused/{name}", error, deadline)
+
     try:
         yield
     except (PeerLostError, Preempted):  # which the other members detect
         raise
     except Exception as error:
+        if isinstance(error, InputError):
+            fields = ["InputError", one_line(str(error))[:_MAX_ERROR_LENGTH]]
+        else:
+            fields = ["ValueError" if isinstance(error, ValueError | TypeError) else "Exception", error_summary(error)]
         with contextlib.suppress(PeerLostError):
-            _gather_errors(group, name, _error_fields(error))
+            gather(fields)
         raise
-    failures = _gather_errors(group, name, None)
-    for member, failure in enumerate(failures):
+    for member, failure in enumerate(gather(None)):
         if failure:
             raise _member_error(group, member, *failure)
-
-
-def _gather_errors(group: Group, name: str, error: Json) -> list[Json]:
-    with long_timeout("its part of the model") as deadline:
-        return group.gather(f"refused/{name}", error, deadline)
-
-
-def _error_fields(error: Exception) -> list[str]:
-    if isinstance(error, InputError):
-        return ["InputError", one_line(str(error))[:_MAX_ERROR_LENGTH]]
-    kind = "ValueError" if isinstance(error, ValueError | TypeError) else "Exception"
-    return [kind, error_summary(error)]
 
 
 def _member_error(group: Group, member: int, kind: str, text: str) -> Exception:

@@ -10,7 +10,6 @@ import ipaddress
 import logging
 import os
 import pathlib
-import pwd
 import secrets
 import socket
 import stat
@@ -201,13 +200,13 @@ def user_token(environment: Mapping[str, str]) -> str:
     token = environment.get(TOKEN_VARIABLE, "").strip()
     if token or not environment.get(FILE_VARIABLE):
         return token
-    path = _token_file(environment[FILE_VARIABLE])
+    path = os.path.expanduser(environment[FILE_VARIABLE])
     try:
         token = _private_text(path)
-    except _NotPrivateError as error:
+    except PermissionError as error:
         raise InputError(
-            f"The token file must be a regular file that you own and no one else may read or write. Received: {path}, {error}. "
-            f"Run: chmod 600 {path}"
+            "The token file must be a regular file that you own and no one else may read or write. Received: "
+            f"{path}, {error.strerror}. Run: chmod 600 {path}"
         ) from error
     except OSError as error:
         raise InputError(
@@ -218,26 +217,12 @@ def user_token(environment: Mapping[str, str]) -> str:
     return token
 
 
-def _token_file(name: str) -> pathlib.Path:
-    try:
-        return pathlib.Path(name).expanduser()
-    except RuntimeError as error:  # there is no such user, or no home
-        raise InputError(
-            f"The token file must be in a home directory that exists on this host. Received: {name} ({error}) in "
-            f"{FILE_VARIABLE} or --token_file. Give the whole path."
-        ) from error
-
-
-class _NotPrivateError(Exception):
-    """A file is not a regular file of this user, or others may access it; the message contains its owner and mode."""
-
-
-def _private_text(path: pathlib.Path) -> str:
-    """Returns the contents of a file; raises `_NotPrivateError` if other users may access it."""
+def _private_text(path: str | pathlib.Path) -> str:
+    """Returns the contents of a file; raises `PermissionError` if it is not a regular file of this user alone."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise _NotPrivateError(f"of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}")
+            raise PermissionError(errno.EACCES, f"of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}")
         return file.read(_MAX_FILE_BYTES).decode("utf-8", "surrogateescape").strip()
 
 
@@ -247,32 +232,21 @@ def _user_key(environment: Mapping[str, str]) -> str:
     Raises:
       InputError: it cannot be created, or others can read it.
     """
-    cache = environment.get("XDG_CACHE_HOME") or os.path.join(_home_directory(environment), ".cache")
+    cache = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or "~", ".cache")
     path = pathlib.Path(cache) / "tfdist" / "token"
     try:
+        path = path.expanduser()
         if not path.exists():
             _create_key(path)
         if key := _private_text(path):
             return key
         reason = "an empty file"
-    except _NotPrivateError as error:
-        reason = str(error)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, RuntimeError) as error:  # there may be no home, as in a container with an arbitrary user
+        reason = getattr(error, "strerror", None) or str(error)
     raise InputError(
         f"The processes of a job on one host need a key that only their user can read. Received: {path} ({reason}). Remove it, "
         f"or make its directory writable, set XDG_CACHE_HOME to another one, or set {TOKEN_VARIABLE} for every process."
     )
-
-
-def _home_directory(environment: Mapping[str, str]) -> str:
-    try:
-        return environment.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError as error:  # such as in a container with an arbitrary user
-        raise InputError(
-            f"The processes of a job on one host need a key in their user's home. Received: user {os.geteuid()}, who has none. "
-            f"Set HOME, XDG_CACHE_HOME, or {TOKEN_VARIABLE} for every process."
-        ) from error
 
 
 def _create_key(path: pathlib.Path) -> None:

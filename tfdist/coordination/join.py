@@ -5,74 +5,15 @@ import functools
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination.client import Client, Publications, Ranks
+from tfdist.coordination.client import Publications, RemoteGroup
 from tfdist.coordination.group import LAUNCHER, Group, Json, Listener, LostMember, members
 from tfdist.coordination.job_token import LOOPBACK, group_token, job_token, join_address, listen, split_address
 from tfdist.coordination.messages import derive_token
 from tfdist.coordination.server import Server
 from tfdist.errors import ExitCode, InputError, TfdistError
-
-
-class _ClientGroup(Group):
-    """A group of some or all members of a job, which communicates through this process's client."""
-
-    def __init__(self, client: Client, ranks: Ranks):
-        self._client = client
-        self._ranks = ranks
-        self.rank, self.size = ranks.index(client.rank), len(ranks)
-
-    @property
-    def ranks(self) -> Ranks:
-        return self._ranks
-
-    @property
-    def goodbye_code(self) -> int | None:
-        return self._client.goodbye_code
-
-    def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
-        return self._client.gather(self.ranks, name, value, deadline)
-
-    def publish(self, topic: str, value: Json) -> None:
-        self._client.publish(self.ranks, topic, value)
-
-    def subscribe(self, topic: str, callback: Listener) -> None:
-        self._client.subscribe(self.ranks, topic, callback)
-
-    def token_for(self, purpose: str) -> str:
-        return self._client.token_for(purpose)
-
-    def on_loss(self, callback: Callable[[LostMember], None]) -> None:
-        self._client.on_loss(self.ranks, callback)
-
-    def first_loss(self, wait: float = 0.0) -> LostMember | None:
-        return self._client.first_loss(self.ranks, wait)
-
-    def tolerate_losses(self, ranks: Iterable[int]) -> None:
-        self._client.tolerate_losses(self.ranks[rank] for rank in ranks)
-
-    def on_departure(self, callback: Callable[[LostMember], None]) -> None:
-        self._client.on_departure(callback)
-
-    @property
-    def departed_members(self) -> frozenset[int]:
-        return frozenset(self.ranks.index(rank) for rank in self._client.departed_members if rank in self.ranks)
-
-    def subgroup(self, ranks: Sequence[int]) -> Group:
-        return _ClientGroup(self._client, tuple(self.ranks[member] for member in members(self, ranks)))
-
-    def leave(self, code: int = 0, reason: str = "") -> None:
-        self._client.leave(code, reason)
-
-
-class RemoteGroup(_ClientGroup):
-    """The group of all members of a job, which communicates through a `Server`; see `Client` for the arguments."""
-
-    def __init__(self, address: str, *, rank: int, size: int, **arguments: Any):
-        super().__init__(Client(address, rank=rank, size=size, **arguments), tuple(range(size)))
 
 
 class LocalGroup(Group):
@@ -117,20 +58,13 @@ ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change
 _REPORT_SECONDS = 2.0  # in which to report this process to a server that already listens at the address
 
 
-def join(
-    cluster: Cluster,
-    *,
-    token: str | None = None,
-    start_timeout: float = 60.0,
-    environment: Mapping[str, str] = os.environ,
-) -> Group:
+def join(cluster: Cluster, *, start_timeout: float = 60.0, environment: Mapping[str, str] = os.environ) -> Group:
     """Returns the group of the job's processes after all of them have joined.
 
     If TFDIST_GROUP is set, a launcher serves the group there. Otherwise, rank 0 serves it at the coordinator's address.
 
     Args:
       cluster: rank, size and addresses of this job's processes.
-      token: secret of all members; defaults to the result of `job_token`.
       start_timeout: seconds until all ranks must have joined.
       environment: environment variables, such as TFDIST_GROUP.
 
@@ -144,7 +78,7 @@ def join(
     launcher_address = environment.get(ADDRESS_VARIABLE)
     address = launcher_address or _coordinator(cluster)
     description = "\n".join((*cluster.addresses, cluster.coordinator, str(cluster.size)))
-    token = token or job_token(environment, address, description, warns=cluster.rank == 0)
+    token = job_token(environment, address, description, warns=cluster.rank == 0)
     if launcher_address:
         group = RemoteGroup(
             address, rank=cluster.rank, size=cluster.size, token=token, timeout=start_timeout, server_rank=LAUNCHER

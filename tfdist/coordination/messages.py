@@ -1,6 +1,6 @@
 """The group's wire format, one JSON object per line, and the authentication of connections by a token that is never sent.
 
-A connection starts with a `hello` (rank, size, version, pid, host, nonce), which is answered by a `challenge` (nonce) or
+A connection starts with a `hello` (rank, size, pid, host, nonce), which is answered by a `challenge` (nonce) or
 `refused`. From then on, all messages are authenticated with the token. The process sends `join`, which is answered by `welcome`
 (with the group's nonce) or `refused`. Members then send `gather`, `publish`, `doubt`, `beat` and finally `goodbye`. The server
 answers a gather with `values` or `failed`, preceded by `waiting` if it takes long. It sends `published` to all members, `beat`,
@@ -17,9 +17,7 @@ from typing import Any
 
 from tfdist.errors import InputError, escape_control_characters
 
-VERSION = 1  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
-MIN_BYTES_PER_SECOND = 1 << 20  # an incomplete message does not count as silence if it arrives at this rate
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss after an engine has reported a failure
 LIMIT_BEFORE_HELLO = 1 << 12  # for unauthenticated senders
 
@@ -51,18 +49,6 @@ def printable(text: str, limit: int) -> str:
     return escape_control_characters(text[:limit])[:limit]
 
 
-def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Returns the named fields of a message, in the order of the arguments, after checking their types.
-
-    Raises:
-      BadMessage: a field is missing or has another type.
-    """
-    for name, kind in kinds.items():
-        if name not in message or not isinstance(message[name], kind):
-            raise BadMessage(f"a {message['type']!r} whose {name!r} is {message.get(name)!r:.80}")
-    return tuple(message[name] for name in kinds)
-
-
 class MessageReader:
     """Splits a byte stream into messages.
 
@@ -79,14 +65,6 @@ class MessageReader:
         self.line = b""
         self._pending = bytearray()
         self._searched_bytes = 0  # number of pending bytes without a newline
-
-    @property
-    def allowance(self) -> float:
-        """Seconds that an incomplete message may delay the heartbeats after it, at `MIN_BYTES_PER_SECOND`.
-
-        Its bytes are not verified yet, so forged bytes extend the delay, too, but only up to `limit`.
-        """
-        return len(self._pending) / MIN_BYTES_PER_SECOND
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yields the messages that `data` completes.
@@ -215,7 +193,9 @@ def join_refusal(hello: Message, size: int, noun: str, members: Mapping[int, str
     Raises:
       BadMessage: the hello is incomplete.
     """
-    rank, sender_size, pid, host = take(hello, rank=int, size=int, pid=int, host=str)
+    rank, sender_size, pid, host = map(hello.get, ("rank", "size", "pid", "host"))
+    if not (isinstance(rank, int) and isinstance(sender_size, int) and isinstance(pid, int) and isinstance(host, str)):
+        raise BadMessage(f"an incomplete hello: {hello!r:.200}")
     sender = f"{noun} {rank} (pid {pid} on {host})"
     if sender_size != size:
         return (
@@ -230,20 +210,3 @@ def join_refusal(hello: Message, size: int, noun: str, members: Mapping[int, str
             "the environment of one of them."
         )
     return ""
-
-
-def version_refusal(hello: Message) -> str:
-    """Returns the reason to reject the sender of a hello, or "" if it has the right version.
-
-    Raises:
-      BadMessage: the message is not a hello.
-    """
-    if hello["type"] != "hello":
-        raise BadMessage(f"{hello['type']!r} before a hello")
-    if hello.get("version") == VERSION:
-        take(hello, nonce=str)
-        return ""
-    return (
-        f"Every process must use the same protocol version. Received: version {hello.get('version')!r:.20}, where the job's "
-        f"is {VERSION}. Install the same tfdist everywhere."
-    )

@@ -1,5 +1,6 @@
 """Ends a training process after the loss of another one, with a message and exit code 5."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ LOSS_NOTICE_SECONDS = 2.0  # to wait for the notice of a loss, which may arrive 
 OWN_FAILURE_SECONDS = 3.0  # in which this process may fail for the same reason, such as a loss that is not finite
 
 
-class PeerFailureHandler:
+class PeerFailureHandler(contextlib.AbstractContextManager["PeerFailureHandler"]):
     """Ends this process after the loss of another member, while the main thread trains.
 
     On the first loss, prints one line that names the lost member. Ends the process with code 5 if it is still running after
@@ -55,9 +56,6 @@ class PeerFailureHandler:
     def close(self) -> None:
         """Ignores later losses, because the process is about to end."""
         self._closed.set()
-
-    def __enter__(self) -> "PeerFailureHandler":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, Exception) and _may_be_caused_by_a_loss(error):

@@ -32,7 +32,6 @@ from tfdist.coordination.messages import (
     join_refusal,
     nonce,
     printable,
-    version_refusal,
 )
 from tfdist.errors import describe_code
 
@@ -49,6 +48,7 @@ class Connection:
       accept_time: `time.monotonic()` when the connection was accepted.
       last_received: `time.monotonic()` of the last complete and verified message before `end`.
       lines: splits the received data into messages.
+      session: seals the messages; None before the challenge.
       peer: address of the other end, for logs.
       is_ending: whether the last message has been queued; data received afterwards is discarded.
       is_closed: whether the socket is closed.
@@ -59,7 +59,7 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rank: int | None = None
         self.hello: Message | None = None
-        self._session: Session | None = None
+        self.session: Session | None = None
         self.accept_time = self.last_received = time.monotonic()
         self.lines = MessageReader(LIMIT_BEFORE_HELLO)
         self.peer = peer
@@ -68,11 +68,6 @@ class Connection:
         self._sock, self._selector = sock, selector
         self._send_buffer = bytearray()
         selector.register(sock, selectors.EVENT_READ, self)
-
-    @property
-    def unread_bytes(self) -> int:
-        """Number of queued bytes."""
-        return len(self._send_buffer)
 
     def receive(self) -> bytes | None:
         """Returns the data received, or None at the end of the connection."""
@@ -88,26 +83,15 @@ class Connection:
         """Queues a message and sends as much as possible without blocking."""
         if not self.is_ending:
             line = encode(message)
-            self._send_buffer += self._session.seal(line) if self._session else line
+            self._send_buffer += self.session.seal(line) if self.session else line
             self.flush()
 
     def challenge(self, hello: Message, token: str) -> None:
         """Answers a hello, which must be the last message read; all later messages must be sealed with the token."""
         challenge, session = create_challenge(token, self.lines.line)
         self.send(challenge)
-        self.hello, self._session = hello, session
+        self.hello, self.session = hello, session
         self.lines.unseal, self.lines.limit = session.unseal, LIMIT_BEFORE_HELLO + OVERHEAD
-
-    def refuse(self, reason: str, *, is_sealed: bool = True) -> None:
-        """Sends a refusal and ends the connection; without `is_sealed`, the other end does not know the token."""
-        if not is_sealed:
-            self._session = None
-        self.send({"type": "refused", "reason": reason})
-        self.end()
-
-    def admit(self, rank: int) -> None:
-        """Admits the other end as a member."""
-        self.rank, self.lines.limit = rank, LIMIT + OVERHEAD
 
     def end(self) -> None:
         """Sends the queued data, and closes when the other end has closed.
@@ -154,35 +138,20 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class PendingOperation:
-    """An operation that some members have called.
-
-    Attributes:
-      name: name of the operation.
-      ranks: its members.
-      tickets: by rank, the member's id of its request.
-      values: by rank, the member's value.
-      deadline: the shortest deadline of the waiting members, in seconds.
-      expiry_time: the time at which this deadline has passed.
-      failure: why it failed, for members that arrive later; empty while it is open.
-      locations: by rank, the line of the program at which the member's main thread waits.
-      start_time: when the first member arrived.
-      is_reported: whether the waiting members have been notified of the missing ones.
-      is_misuse: whether it failed because the programs of the ranks make different calls.
-      deadlock_time: when a deadlock was detected; inf if there is none.
-    """
+    """An operation that some members have called."""
 
     name: str
     ranks: Sequence[int]
-    tickets: dict[int, int] = dataclasses.field(default_factory=dict)
-    values: dict[int, Json] = dataclasses.field(default_factory=dict)
-    deadline: float = math.inf
-    expiry_time: float = math.inf
-    failure: str = ""
-    locations: dict[int, str] = dataclasses.field(default_factory=dict)
-    start_time: float = math.inf
-    is_reported: bool = False
-    is_misuse: bool = False
-    deadlock_time: float = math.inf
+    tickets: dict[int, int] = dataclasses.field(default_factory=dict)  # by rank, the member's id of its request
+    values: dict[int, Json] = dataclasses.field(default_factory=dict)  # by rank
+    deadline: float = math.inf  # the shortest one of the waiting members, in seconds
+    expiry_time: float = math.inf  # at which this deadline has passed
+    failure: str = ""  # for members that arrive later; empty while it is open
+    locations: dict[int, str] = dataclasses.field(default_factory=dict)  # by rank, where the main thread waits
+    start_time: float = math.inf  # when the first member arrived
+    is_reported: bool = False  # whether the waiting members have been notified of the missing ones
+    is_misuse: bool = False  # whether it failed because the programs of the ranks make different calls
+    deadlock_time: float = math.inf  # when a deadlock was detected
 
     def missing_ranks(self) -> list[int]:
         """Returns the members that have not arrived."""
@@ -318,11 +287,14 @@ class PendingOperations:
             candidates = remaining
 
     def _fail_deadlock(self, deadlocked_entries: Sequence[PendingOperation]) -> list[Answer]:
+        def suffix(ranks: Sequence[int]) -> str:
+            return "" if len(ranks) == self._size else f" of {name_ranks(list(ranks), self._noun)}"
+
         waits_by_rank = {
             rank: (entry, location) for entry in deadlocked_entries for rank, location in entry.locations.items()
         }
         locations = "; ".join(
-            f"{self._noun} {rank} in '{entry.name}'{self._group_suffix(entry)} at {location}"
+            f"{self._noun} {rank} in '{entry.name}'{suffix(entry.ranks)} at {location}"
             for rank, (entry, location) in sorted(waits_by_rank.items())
         )
         failure = (
@@ -331,19 +303,15 @@ class PendingOperations:
         )
         return [answer for entry in deadlocked_entries for answer in entry.fail(failure, is_misuse=True)]
 
-    def _group_suffix(self, entry: PendingOperation) -> str:
-        includes_all = len(entry.ranks) == self._size
-        return "" if includes_all else f" of {name_ranks(list(entry.ranks), self._noun)}"
-
     def fail_all(self, misuse: str) -> list[Answer]:
         """Fails all current and future operations, because some members can never join."""
         self._misuse_reason = misuse
-        return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
+        return self._outcomes()
 
     def record_member_departure(self, rank: int, description: str) -> list[Answer]:
         """Records that a member left without an error, and fails the operations that still need it."""
         self._departure_reasons[rank] = f"{self._noun} {rank} {description}"
-        return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
+        return self._outcomes()
 
     def record_member_loss(self, rank: int, loss: str) -> list[Answer]:
         """Records the loss of a member, and fails its operations; subgroups without it are not affected."""
@@ -354,7 +322,7 @@ class PendingOperations:
     def tolerate_loss(self, rank: int) -> list[Answer]:
         """Records a tolerated loss: pending and later operations complete with None as the member's value."""
         self._absent_ranks.add(rank)
-        answers = [answer for entry in self._open_operations() for answer in self._outcome(entry)]
+        answers = self._outcomes()
         for key in list(self._operations):
             self._remove_completed(key)
         return answers
@@ -370,6 +338,9 @@ class PendingOperations:
 
     def _open_operations(self) -> Iterable[PendingOperation]:
         return [entry for operations in self._operations.values() for entry in operations if not entry.failure]
+
+    def _outcomes(self) -> list[Answer]:
+        return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
 
     def _outcome(self, entry: PendingOperation) -> list[Answer]:
         missing = self._missing(entry)
@@ -390,7 +361,6 @@ def _failure_message(ticket: int, failure: str, is_misuse: bool = False) -> Mess
 
 
 LOST_AFTER_SECONDS = 20.0
-MAX_UNREAD = 64 * LIMIT  # bytes that a member may leave unread
 CLOSE_SECONDS = 2.0  # for the delivery of the last messages when the server closes
 
 
@@ -540,7 +510,8 @@ class Server:
                 self._handle(connection, message)
         except WrongSealError as error:
             if connection.rank is None:
-                self._refuse(connection, WRONG_TOKEN, is_sealed=False)
+                connection.session = None  # the other end does not know the token
+                self._refuse(connection, WRONG_TOKEN)
             else:
                 self._drop(connection, f"it sent {error}")
         except BadMessage as error:
@@ -551,8 +522,10 @@ class Server:
         if connection.is_ending:
             return
         rank = connection.rank
-        if rank is None:
-            self._handle_unauthenticated(connection, message)
+        if rank is None and connection.hello:  # this message is sealed, so the sender knows the token
+            self._admit(connection, connection.hello)
+        elif rank is None:
+            connection.challenge(message, self._token)
         elif message["type"] == "gather":
             ticket, name, value, deadline = (message[field] for field in ("ticket", "name", "value", "deadline"))
             ranks, now = _ranks_of(message), time.monotonic()
@@ -568,29 +541,20 @@ class Server:
         elif message["type"] == "goodbye":
             self._goodbye(connection, rank, message["code"], message["reason"])
 
-    def _handle_unauthenticated(self, connection: Connection, message: Message) -> None:
-        if connection.hello:  # this message is sealed, so the sender knows the token
-            self._admit(connection, connection.hello)
-        elif refusal := version_refusal(message):
-            self._refuse(connection, refusal)
-        else:
-            connection.challenge(message, self._token)
-
-    def _refuse(self, connection: Connection, refusal: str, *, is_sealed: bool = True) -> None:
+    def _refuse(self, connection: Connection, refusal: str) -> None:
         _log.warning("Refused a connection from %s. %s", connection.peer, printable(refusal, 1000))
-        connection.refuse(refusal, is_sealed=is_sealed)
+        connection.send({"type": "refused", "reason": refusal})
+        connection.end()
 
     def _admit(self, connection: Connection, hello: Message) -> None:
         if refusal := join_refusal(hello, self.size, self._noun, self._member_descriptions):
+            self._refuse(connection, refusal)
             if hello["rank"] in self._member_descriptions and self.absent_ranks():
                 # The process has the wrong rank, so another rank will never join.
-                connection.refuse(refusal)
                 self._send(self._operations.fail_all(refusal))
-            else:
-                self._refuse(connection, refusal)
             return
         rank: int = hello["rank"]
-        connection.admit(rank)
+        connection.rank, connection.lines.limit = rank, LIMIT + OVERHEAD
         self._member_descriptions[rank] = f"pid {hello['pid']} on {hello['host']}"
         self._members[rank] = connection
         seconds = {"heartbeat": self._heartbeat, "lost_after": self._lost_after}
@@ -630,9 +594,7 @@ class Server:
             if connection.is_ending or connection.rank is None:
                 if now - (connection.last_received if connection.is_ending else connection.accept_time) > HELLO_SECONDS:
                     connection.close()
-            elif connection.unread_bytes > MAX_UNREAD:
-                self._drop(connection, f"it left more than {MAX_UNREAD} bytes unread")
-            elif now - connection.last_received > self._lost_after + connection.lines.allowance:
+            elif now - connection.last_received > self._lost_after:
                 self._drop(connection, silence_reason(self._lost_after))
             else:
                 connection.send({"type": "beat"})

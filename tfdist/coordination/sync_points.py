@@ -1,8 +1,8 @@
 """Lets all ranks act at the same step on the request of any rank; nothing is sent without a request."""
 
+import contextlib
 import secrets
 import threading
-from types import TracebackType
 
 from tfdist.coordination import Group, Json
 from tfdist.errors import PeerLostError
@@ -10,7 +10,7 @@ from tfdist.errors import PeerLostError
 TOPIC = "sync_points"
 
 
-class SyncPoints:
+class SyncPoints(contextlib.AbstractContextManager["SyncPoints"]):
     """Coordinates actions of all ranks of a run between two calls of the compiled loop.
 
     The main thread of every rank reports its progress locally: `begin` before each call of the loop and `end_call` after
@@ -70,10 +70,7 @@ class SyncPoints:
             self._earliest_step = step + 1
             return due_topics
 
-    def __enter__(self) -> "SyncPoints":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends this rank's part; its thread answers until all ranks have ended."""
         self._group.publish(TOPIC, {"over": self._group.rank})
 

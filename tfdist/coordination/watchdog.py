@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from tfdist.cluster import signals
@@ -27,21 +26,11 @@ ANSWER_SECONDS = 2.0  # a rank that does not answer within this time is suspende
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """A running call.
-
-    Attributes:
-      description: text for reports.
-      start_time: start of the call, in seconds of `time.monotonic()`.
-      usual_seconds: expected duration, estimated from previous calls.
-      is_first: whether it is the first call, which compiles everything.
-      elapsed: seconds so far, as measured by the watching thread.
-    """
-
-    description: str
-    start_time: float
-    usual_seconds: float
-    is_first: bool
-    elapsed: float = 0.0
+    description: str  # for reports
+    start_time: float  # in seconds of `time.monotonic()`
+    usual_seconds: float  # estimated from previous calls
+    is_first: bool  # which compiles everything
+    elapsed: float = 0.0  # seconds, as measured by the watching thread
 
 
 class _Query(NamedTuple):
@@ -145,7 +134,7 @@ class Watchdog:
             self._stack.enter_context(signals.handle_signals({signal.SIGUSR1: lambda _: self.report(reason)}))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
         with self._condition:
             self._closed, self._call = True, None
@@ -236,17 +225,11 @@ class Watchdog:
             is_reporting = len(self._queries) > 1
         if not is_reporting:
             threading.Thread(target=self._report_in_order, name=f"stalls-{self._rank}", daemon=True).start()
-        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": self._local_state()})
-
-    def _local_state(self) -> Json:
         call = self._call
         call_state = call and [call.description, time.monotonic() - call.start_time]
-        return {
-            "step": self._step,
-            "call": call_state,
-            "wait": self._group.describe_wait(),
-            "stack": main_stack(),
-        }
+        wait = self._group.describe_wait()
+        state = {"step": self._step, "call": call_state, "wait": wait, "stack": main_stack()}
+        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": state})
 
     def _report_in_order(self) -> None:
         """Reports the answers to all queries, each after the ranks have had time to answer.

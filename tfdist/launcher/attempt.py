@@ -10,22 +10,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.cluster import progress_file, terminal
 from tfdist.cluster.environment import without_sources
+from tfdist.cluster.terminal import StatusLine
 from tfdist.coordination import Group, Server
 from tfdist.coordination.group import name_ranks
 from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, split_address
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
-from tfdist.coordination.messages import nonce
-from tfdist.errors import SIGNAL_OFFSET, ExitCode, describe_code
-from tfdist.launcher import node_group, orders
+from tfdist.errors import SIGNAL_OFFSET, ExitCode
+from tfdist.launcher import orders
 from tfdist.launcher.child import EVALUATOR, Child, Start, Task
 from tfdist.launcher.engine_environment import ENGINES, evaluator_variables
 from tfdist.launcher.job import Job, Outcome
-from tfdist.launcher.order_sources import OrderSource
+from tfdist.launcher.order_sources import OrderSource, is_request, lost_launcher
 from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import Channel, Log, ProgressFiles, Screen, prefix
 from tfdist.launcher.placement import Placement, place_processes
-from tfdist.launcher.supervision import Stop, Supervisor, SupervisorHooks
+from tfdist.launcher.supervision import Stop, Supervisor
 
 StopCheck = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
@@ -43,19 +43,13 @@ _LAUNCHER_VARIABLES = (
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """State shared by all attempts of a job on this host.
+    """State shared by all attempts of a job on this host; see `job_runner.run` for the other attributes.
 
     Attributes:
-      job: the job.
-      command: returns the command of a rank.
-      environment: environment of the processes.
-      start: starts a process.
       guard: kills the processes if this process is killed.
       logs: directory of the ranks' logs.
       progress_files: the ranks' progress files; None if progress is not needed.
-      stops: polled for reasons to end the processes.
       received_signals: received signals that request the end of the job.
-      say: called with messages.
     """
 
     job: Job
@@ -80,42 +74,23 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
         placement = place_processes(order.processes, order_source.host, launchers, host.job.servers)
         server, variables = stack.enter_context(_serve_group(host.job, placement, launchers))
         tasks = _create_tasks(host, placement, variables, order)
-        evaluator = _create_evaluator(host, placement, order) if host.job.evaluator and launchers.rank == 0 else None
+        ranks = [task.rank for task in tasks if task.rank != EVALUATOR]
         if is_first:
-            ranks = f"{name_ranks([task.rank for task in tasks])} of {placement.size}"
-            host.say(f"{ranks}{', an evaluator' if evaluator else ''}, logs in {host.logs}")
+            evaluator = ", an evaluator" if len(tasks) > len(ranks) else ""
+            host.say(f"{name_ranks(ranks)} of {placement.size}{evaluator}, logs in {host.logs}")
             exposure = ENGINES[host.job.launcher].exposure
             if exposure and not host.job.servers:
                 host.say(exposure)
-        timeout, rejoin = (
-            _StartTimeout(host.job.start_timeout_seconds, server),
-            _RejoinCheck(host.job, server, order.attempt),
-        )
-        hooks = SupervisorHooks(
-            stops=[*host.stops, timeout, _check_launchers(host, launchers), _check_orders(host, order_source), rejoin],
-            loss=lambda: server.loss if server else None,
-            on_stop=lambda outcome: _announce(launchers, outcome),
-            grace=host.job.grace_seconds,
-            expendable_ranks=lambda: server.tolerated_members if server else (),
-            departed_members=lambda: server.departed_members if server else (),
-            collects_failures=host.job.is_elastic,
-            on_evaluator_failure=lambda code: host.say(
-                f"the evaluator ended with {describe_code(code)}; training continues without it. Its log: "
-                f"{evaluator.log if evaluator else ''}"
-            ),
-        )
-        report = _supervise(host, tasks, hooks, stack, order.attempt, evaluator)
+        timeout = _StartTimeout(host.job.start_timeout_seconds, server)
+        rejoin = _RejoinCheck(host.job, server, order.attempt)
+        stops: list[StopCheck] = [*host.stops, timeout, lambda: _check_launchers(host, launchers)]
+        stops += [lambda: _check_orders(host, order_source), rejoin]
+        report = _supervise(host, tasks, stops, launchers, server, stack, order.attempt)
     outcome = rejoin.outcome(report.outcome)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
-    step, final = host.progress_files.read(task.rank for task in tasks) if host.progress_files else (None, False)
+    step, final = host.progress_files.read(ranks) if host.progress_files else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
     return report._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
-
-
-def _announce(launchers: Group, failure: Outcome) -> None:
-    """Notifies the other launchers of a failure, except for a preemption, which ends the ranks on all hosts."""
-    if failure.code != ExitCode.PREEMPTED:
-        launchers.leave(failure.code, failure.reason)
 
 
 @contextlib.contextmanager
@@ -127,32 +102,24 @@ def _serve_group(
     with contextlib.ExitStack() as stack:
         server, endpoint = None, None
         if launchers.rank == 0:
-            purpose = nonce()
             host = placement.hosts[0]
             listener = listen(join_address(host, 0), "Choose another --coordinator, the same on every host.")
-            server = Server(listener, size=placement.size, token=launchers.token_for(purpose))
+            server = Server(listener, size=placement.size, token=launchers.token_for("ranks"))
             stack.callback(server.close, "the launcher has ended")
             port = split_address(server.address)[1]
-            endpoint = [join_address(host, port), purpose, stack.enter_context(engine.serve(placement))]
-        address, purpose, engine_port = launchers.broadcast("launch/served", endpoint)
-        group = {ADDRESS_VARIABLE: address, TOKEN_VARIABLE: launchers.token_for(purpose)}
+            endpoint = [join_address(host, port), stack.enter_context(engine.serve(placement))]
+        address, engine_port = launchers.broadcast("launch/served", endpoint)
+        group = {ADDRESS_VARIABLE: address, TOKEN_VARIABLE: launchers.token_for("ranks")}
         yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
 
 
-def _create_evaluator(host: Host, placement: Placement, order: Order) -> Task:
-    environment = _job_environment(host, order) | evaluator_variables(placement)
-    return Task(EVALUATOR, host.command(0), environment, host.logs / "evaluator.log")
-
-
-def _job_environment(host: Host, order: Order) -> dict[str, str]:
-    job_variables = {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}
-    if host.job.is_elastic:
-        job_variables[ELASTIC_VARIABLE] = "1"
-    return _process_environment(host.environment) | job_variables
-
-
 def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
-    job_environment = _job_environment(host, order)
+    """Returns the tasks of the ranks of this node, and then of the evaluator, if it is here."""
+    inherited = {k: v for k, v in without_sources(host.environment).items() if k not in _LAUNCHER_VARIABLES}
+    job_environment = {"PYTHONUNBUFFERED": "1"} | inherited  # prints the last lines before a crash
+    job_environment |= {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}
+    if host.job.is_elastic:
+        job_environment[ELASTIC_VARIABLE] = "1"
     tasks = []
     for rank, rank_variables in zip(placement.ranks(), variables, strict=True):
         environment = job_environment | rank_variables
@@ -162,18 +129,22 @@ def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str
             width = max(columns - len(prefix(rank.rank)), 1)  # the last state of a progress bar remains as a line
             environment[terminal.LAUNCHER_VARIABLE] = str(width)
         tasks.append(Task(rank.rank, host.command(rank.rank), environment, host.logs / f"rank-{rank.rank}.log"))
+    if host.job.evaluator and placement.node == 0:
+        environment = job_environment | evaluator_variables(placement)
+        tasks.append(Task(EVALUATOR, host.command(0), environment, host.logs / "evaluator.log"))
     return tasks
 
 
 def _supervise(
     host: Host,
     tasks: Sequence[Task],
-    hooks: SupervisorHooks,
+    stops: Sequence[StopCheck],
+    launchers: Group,
+    server: Server | None,
     stack: contextlib.ExitStack,
     attempt_number: int,
-    evaluator_task: Task | None = None,
 ) -> Report:
-    status = terminal.status_line(sys.stderr)
+    status = StatusLine(sys.stderr) if terminal.columns_of(sys.stderr) else None
     screens = (
         Screen(sys.stdout, status if terminal.is_terminal(sys.stdout) else None),
         Screen(sys.stderr, status),
@@ -181,8 +152,8 @@ def _supervise(
     children: list[Child] = []
     channels: list[Channel] = []
     try:
-        for task in [*tasks, *([evaluator_task] if evaluator_task else [])]:
-            log = stack.enter_context(Log(task.log, attempt_number))
+        for task in tasks:
+            log = stack.enter_context(contextlib.closing(Log(task.log, attempt_number)))
             child = Child(task, host.start)
             children.append(child)
             host.guard.add(child.pid)
@@ -194,19 +165,23 @@ def _supervise(
         for child in children:
             child.reap()
         raise
-    stops = [*hooks.stops, lambda: stop_requested(host), lambda: _check_output(host, screens)]
-    hooks = hooks._replace(stops=stops, is_repeated=lambda: is_repeated_request(host))
-    all_children, evaluator = list(children), children.pop() if evaluator_task else None
-    supervisor = Supervisor(children, channels, hooks, evaluator)
+    stops = [*stops, lambda: stop_requested(host), lambda: _check_output(host, screens)]
+    supervisor = Supervisor(
+        host.job,
+        children,
+        channels,
+        launchers,
+        server,
+        stops=stops,
+        is_repeated=lambda: is_repeated_request(host),
+        say=host.say,
+    )
     try:
         outcome = supervisor.run()
-        return Report(
-            outcome,
-            supervisor.is_stopped or bool(host.received_signals),
-            orders.count_local_failures(children, outcome),
-        )
+        failures = orders.count_local_failures([child for child in children if child.rank != EVALUATOR], outcome)
+        return Report(outcome, supervisor.is_stopped or bool(host.received_signals), failures)
     finally:
-        for child in all_children:
+        for child in children:
             host.guard.forget(child.pid)
         host.guard.sweep()
 
@@ -228,11 +203,6 @@ def is_repeated_request(host: Host) -> bool:
 def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
     outcome = Outcome(SIGNAL_OFFSET + signal.SIGPIPE, "the output is no longer read")
     return Stop(outcome, host.job.grace_seconds) if any(screen.is_broken for screen in screens) else None
-
-
-def _process_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    variables = {name: value for name, value in without_sources(environment).items() if name not in _LAUNCHER_VARIABLES}
-    return {"PYTHONUNBUFFERED": "1"} | variables  # prints the last lines before a crash
 
 
 class _StartTimeout:
@@ -304,31 +274,23 @@ class _RejoinCheck:
         )
 
 
-def _check_orders(host: Host, order_source: OrderSource) -> StopCheck:
-    """Returns a check for orders to stop, which make the processes save before the job is resized."""
-
-    def check() -> Stop | None:
-        order = order_source.order()
-        if order.kind not in (OrderKind.STOP, OrderKind.OVER):  # OVER if the controller has abandoned this launcher
-            return None
-        if order.outcome.code == ExitCode.PEER_LOST:  # the processes cannot save
-            return Stop(order.outcome, is_final=False)
-        return Stop(order.outcome, host.job.grace_seconds, is_requested=True, is_final=False)
-
-    return check
+def _check_orders(host: Host, order_source: OrderSource) -> Stop | None:
+    """Checks for an order to stop, which makes the processes save before the job is resized."""
+    order = order_source.order()
+    if order.kind not in (OrderKind.STOP, OrderKind.OVER):  # OVER if the controller has abandoned this launcher
+        return None
+    if order.outcome.code == ExitCode.PEER_LOST:  # the processes cannot save
+        return Stop(order.outcome, is_final=False)
+    return Stop(order.outcome, host.job.grace_seconds, is_requested=True, is_final=False)
 
 
-def _check_launchers(host: Host, launchers: Group) -> StopCheck:
-    """Returns a check for launchers of other hosts that have ended.
+def _check_launchers(host: Host, launchers: Group) -> Stop | None:
+    """Checks for launchers of other hosts that have ended.
 
     If the end of another launcher was requested, or its output was closed, all ranks agree on a step at which to end. The
     ranks on this host then need time to save. They must not get a signal, which would kill them.
     """
-
-    def check() -> Stop | None:
-        loss_outcome = node_group.lost_launcher(launchers)
-        if loss_outcome and node_group.is_request(loss_outcome.code):
-            return Stop(loss_outcome, is_requested=True, is_final=False, wait=host.job.grace_seconds)
-        return Stop(loss_outcome, is_final=False) if loss_outcome else None
-
-    return check
+    loss_outcome = lost_launcher(launchers)
+    if loss_outcome and is_request(loss_outcome.code):
+        return Stop(loss_outcome, is_requested=True, is_final=False, wait=host.job.grace_seconds)
+    return Stop(loss_outcome, is_final=False) if loss_outcome else None

@@ -1,6 +1,7 @@
 """The environment variables and servers of each engine."""
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -70,13 +71,8 @@ def _horovod_variables(placement: Placement, port: int, rank: Rank) -> dict[str,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_HOSTNAME": _node_name(placement.node),
-        "HOROVOD_RANK": str(rank.rank),
-        "HOROVOD_SIZE": str(rank.size),
-        "HOROVOD_LOCAL_RANK": str(rank.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(rank.local_size),
-        "HOROVOD_CROSS_RANK": str(rank.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(rank.cross_size),
     }
+    variables |= {f"HOROVOD_{name.upper()}": str(number) for name, number in dataclasses.asdict(rank).items()}
     interface = os.environ.get("HOROVOD_GLOO_IFACE") or placement.interface
     return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # selected by Gloo by default
 

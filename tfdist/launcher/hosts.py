@@ -1,5 +1,6 @@
 """The hosts of an elastic job and their slots, read from a file or from the output of a program."""
 
+import contextlib
 import ipaddress
 import itertools
 import logging
@@ -8,9 +9,8 @@ import re
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from socket import AF_INET, AF_INET6
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -75,46 +75,39 @@ def _output_of(path: str) -> str:
     return subprocess.run([os.path.abspath(path)], timeout=PROGRAM_SECONDS, **options).stdout.decode(errors="replace")
 
 
-class Hosts:
-    """The current contents of `--hosts`, read periodically in a thread, because a program may be slow.
+@contextlib.contextmanager
+def watched_slots(path: str) -> Iterator[Callable[[], Mapping[str, int]]]:
+    """Yields a function that returns the current slots by name, which a thread reads again, because a program may be slow.
 
-    A context manager. If a later read fails, it logs a warning and keeps the previous contents. A smaller total number of
-    slots takes effect after it has been read twice, because a file may be incomplete while it is being written.
+    If a later read fails, it logs a warning and keeps the previous contents. A smaller total number of slots takes effect
+    after it has been read twice, because a file may be incomplete while it is being written.
 
     Raises:
       InputError: the first read fails; see `read`.
     """
+    current_slots, ended = read(path), threading.Event()
 
-    def __init__(self, path: str):
-        self._path, self._slots = path, read(path)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._read_periodically, name="hosts", daemon=True)
-
-    @property
-    def slots(self) -> Mapping[str, int]:
-        """Number of slots by name, in the order of the lines."""
-        return self._slots
-
-    def __enter__(self) -> "Hosts":
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._ended.set()
-        self._thread.join(READ_SECONDS)
-
-    def _read_periodically(self) -> None:
-        problem, last_slots = "", self._slots
-        while not self._ended.wait(READ_SECONDS):
+    def read_periodically() -> None:
+        nonlocal current_slots
+        problem, last_slots = "", current_slots
+        while not ended.wait(READ_SECONDS):
             try:
-                slots, problem = read(self._path), ""
-                if slots == last_slots or sum(slots.values()) >= sum(self._slots.values()):
-                    self._slots = slots
+                slots, problem = read(path), ""
+                if slots == last_slots or sum(slots.values()) >= sum(current_slots.values()):
+                    current_slots = slots
                 last_slots = slots
             except InputError as error:
-                if str(error) != problem and not self._ended.is_set():
+                if str(error) != problem and not ended.is_set():
                     problem = str(error)
                     _log.warning("tfdist launch: %s The previous list of hosts stays in use.", problem)
+
+    thread = threading.Thread(target=read_periodically, name="hosts", daemon=True)
+    thread.start()
+    try:
+        yield lambda: current_slots
+    finally:
+        ended.set()
+        thread.join(READ_SECONDS)
 
 
 def local_host_names() -> list[str]:

@@ -4,12 +4,12 @@ import dataclasses
 import pathlib
 import signal
 from collections.abc import Sequence
-from typing import Protocol
 
 from tfdist.cluster.tf_config import is_address
 from tfdist.coordination import LostMember
 from tfdist.coordination.group import NO_GOODBYE
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, describe_code, nearest
+from tfdist.launcher.child import Child
 from tfdist.launcher.engine_environment import ENGINES
 
 
@@ -139,15 +139,6 @@ class Job:
             )
 
 
-class ProcessEnd(Protocol):
-    """The end of a process; implemented by `Child`."""
-
-    rank: int
-    code: int | None
-    end_time: float
-    signalled: bool
-
-
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """The outcome of a job.
@@ -170,7 +161,7 @@ SUCCESS = Outcome(ExitCode.DONE)
 _SIGNAL_CODES = (SIGNAL_OFFSET + signal.SIGINT, SIGNAL_OFFSET + signal.SIGTERM)
 
 
-def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Outcome:
+def root_cause(ends: Sequence[Child], loss: LostMember | None = None) -> Outcome:
     """Finds the process whose end caused the others to end.
 
     Processes that the launcher has signalled, or that ended because they lost a peer, are not causes. A preempted process is
@@ -204,7 +195,7 @@ def _outcome_of_goodbye(loss: LostMember) -> Outcome:
     return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason.rstrip('.')}", loss.rank)
 
 
-def _has_disappeared(loss: LostMember, ends: Sequence[ProcessEnd], failures: Sequence[ProcessEnd]) -> bool:
+def _has_disappeared(loss: LostMember, ends: Sequence[Child], failures: Sequence[Child]) -> bool:
     """Returns whether the cause is a member that has disappeared without a goodbye.
 
     Its process is still running, or belongs to another node and all failures here are lost peers. If no process has failed, a

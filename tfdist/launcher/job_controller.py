@@ -28,20 +28,15 @@ class Slots:
 
     def __init__(self, rejoin_seconds: float):
         self._first_delay = self._delay = rejoin_seconds
-        self._total: int | None = None
+        self.total = 0  # including disabled slots
         self._disabled_until: list[float] = []  # times, one per disabled slot
         self._all_enabled_since = -math.inf
 
     def resize(self, total: int) -> None:
         """Sets the number of slots of the host."""
-        if total != self._total and self._total is not None:
+        if total != self.total:
             self._disabled_until = []
-        self._total = total
-
-    @property
-    def total(self) -> int:
-        """Number of slots of the host, including disabled ones."""
-        return self._total or 0
+        self.total = total
 
     def disable(self, count: int, now: float) -> None:
         """Disables the slots of `count` failed processes."""
@@ -115,10 +110,29 @@ class Restarts:
         # Code 75 is a program's request to be restarted, but SIGTERM is not.
         is_early_failure = step is None and may_repeat and outcome.code != ExitCode.PREEMPTED
         self._early_failures += is_early_failure
-        is_limit_reached = is_early_failure and self._early_failures >= self._max_early_failures
-        if outcome.code in PREEMPTION_CODES:
-            return self._after_preemption(step, is_limit_reached)
-        return self._after_failure(step, may_repeat, is_limit_reached)
+        is_preemption = outcome.code in PREEMPTION_CODES
+        last_step, self._failed_step = self._failed_step, step if may_repeat and not is_preemption else None
+        flag, count, budget = "max_restarts", self._failures, self._job.restart_budget
+        if is_preemption:
+            flag, count, budget = "max_preemptions", self._preemptions, self._job.preemption_budget
+        if count == budget:
+            return Decision(None, f"--{flag}={count} is used up" if count else "")
+        if self._failed_step is not None and step == last_step:
+            return Decision(None, f"the second failure in a row after step {step}, so the job is not restarted")
+        if budget == math.inf and is_early_failure and self._early_failures >= self._max_early_failures:
+            event = "began" if self._max_early_failures == MAX_EARLY_FAILURES else "made progress"
+            failures = f"{self._early_failures} failures in a row before training {event}"
+            return Decision(None, f"{failures}, so the job is not restarted; --{flag}=N sets another limit")
+        if is_preemption:
+            delay = max(self._job.restart_backoff_seconds, self._backoff(self._early_preemptions))
+            self._preemptions += 1
+            self._early_preemptions += step is None
+        else:
+            delay = self._backoff(self._failures)
+            self._failures += 1
+        limit = "" if budget == math.inf else f" of {budget:g}"
+        cause = " after preemptions" if is_preemption else "" if step is None else f" after step {step}"
+        return Decision(delay, f"restart {count + 1}{limit}{cause}")
 
     def record_resize(self) -> None:
         """Records that an attempt was stopped to resize the job, which is not a failure."""
@@ -129,47 +143,8 @@ class Restarts:
         self._early_failures = self._early_preemptions = 0
         self._max_early_failures = MAX_LATER_FAILURES
 
-    def _after_preemption(self, step: int | None, is_limit_reached: bool) -> Decision:
-        self._failed_step = None
-        budget = self._job.preemption_budget
-        if self._preemptions == budget:
-            return _exhausted_decision(self._preemptions, "max_preemptions")
-        if is_limit_reached and budget == math.inf:
-            return self._give_up("max_preemptions")
-        delay = max(self._job.restart_backoff_seconds, self._backoff(self._early_preemptions))
-        self._preemptions += 1
-        self._early_preemptions += step is None
-        return Decision(delay, f"restart {self._preemptions}{_budget_suffix(budget)} after preemptions")
-
-    def _after_failure(self, step: int | None, may_repeat: bool, is_limit_reached: bool) -> Decision:
-        last_step, self._failed_step = self._failed_step, step if may_repeat else None
-        budget = self._job.restart_budget
-        if self._failures == budget:
-            return _exhausted_decision(self._failures, "max_restarts")
-        if may_repeat and step is not None and step == last_step:
-            return Decision(None, f"the second failure in a row after step {step}, so the job is not restarted")
-        if is_limit_reached and budget == math.inf:
-            return self._give_up("max_restarts")
-        delay = self._backoff(self._failures)
-        self._failures += 1
-        step_text = "" if step is None else f" after step {step}"
-        return Decision(delay, f"restart {self._failures}{_budget_suffix(budget)}{step_text}")
-
-    def _give_up(self, flag: str) -> Decision:
-        event = "began" if self._max_early_failures == MAX_EARLY_FAILURES else "made progress"
-        count = f"{self._early_failures} failures in a row before training {event}"
-        return Decision(None, f"{count}, so the job is not restarted; --{flag}=N sets another limit")
-
     def _backoff(self, restarts: int) -> float:
         return min(MAX_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** min(restarts, 30))
-
-
-def _budget_suffix(budget: float) -> str:
-    return "" if budget == math.inf else f" of {budget:g}"
-
-
-def _exhausted_decision(count: int, flag: str) -> Decision:
-    return Decision(None, f"--{flag}={count} is used up" if count else "")
 
 
 ASSUMED_TRAINING_SECONDS = 3600.0  # after which training has probably begun, even without recorded steps
@@ -180,25 +155,17 @@ _UNSPECIFIC_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
 
 @dataclasses.dataclass
 class AttemptState:
-    """State of a running attempt.
+    """State of a running attempt."""
 
-    Attributes:
-      number: number of the attempt in its job.
-      processes: number of processes of each launcher, in the order of ranks.
-      address: address of the launchers' group.
-      purpose: purpose with which the group's token is derived from the job's token.
-      start_time: when the attempt began.
-      reports: reports of launchers whose processes have ended.
-      stop_reason: why the attempt was ordered to stop, or None.
-    """
-
-    number: int
-    processes: dict[str, int]
-    address: str
-    purpose: str
+    orders: dict[str, Order]  # of each launcher, in the order of ranks
     start_time: float
-    reports: dict[str, Report] = dataclasses.field(default_factory=dict)
-    stop_reason: Outcome | None = None
+    reports: dict[str, Report] = dataclasses.field(default_factory=dict)  # of launchers whose processes have ended
+    stop_reason: Outcome | None = None  # why the attempt was ordered to stop
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Number of processes of each launcher."""
+        return {name: order.processes for name, order in self.orders.items()}
 
     @property
     def size(self) -> int:
@@ -246,8 +213,8 @@ SETTLE_SECONDS = 2.0  # time for more launchers to join before a job on several 
 
 _RESIZE_OUTCOME = Outcome(ExitCode.PREEMPTED, "the processes stop so that the job can be resized")
 
-# Opens a group of launchers; returns its address and the purpose of its token.
-OpenGroup = Callable[[Sequence[str]], tuple[str, str]]
+# Opens the group of an attempt, given its number and the number of launchers; returns its address.
+OpenGroup = Callable[[int, int], str]
 
 
 @dataclasses.dataclass
@@ -287,13 +254,13 @@ class JobController:
         Args:
           job: the job to control.
           say: called with messages.
-          host_slots: returns `Hosts.slots`, or None if launchers may run all processes.
+          host_slots: returns the slots of each host, or None if launchers may run all processes.
           clock: returns the time in seconds.
           job_name: name of the job.
         """
         self._job, self._print_line, self._host_slots = job, say, host_slots
         self._clock, self._job_name = clock, job_name
-        self.open_group: OpenGroup = lambda names: ("", "")
+        self.open_group: OpenGroup = lambda attempt, size: ""
         self.close_group: Callable[[], object] = lambda: None
         self._min_processes = job.min_processes or job.processes
         self._restarts = Restarts(job)
@@ -355,25 +322,11 @@ class JobController:
         with self._lock:
             self._advance()
             attempt = self._attempt
-            if attempt and name in attempt.processes and name not in attempt.reports:
-                return self._attempt_order(attempt, name)
+            if attempt and name in attempt.orders and name not in attempt.reports:
+                order, stop_reason = attempt.orders[name], attempt.stop_reason
+                return Order(OrderKind.STOP, order.attempt, outcome=stop_reason) if stop_reason else order
             outcome = None if attempt else self._outcome
             return Order(OrderKind.OVER, outcome=outcome) if outcome else Order(OrderKind.WAIT)
-
-    def _attempt_order(self, attempt: AttemptState, name: str) -> Order:
-        if attempt.stop_reason:
-            return Order(OrderKind.STOP, attempt.number, outcome=attempt.stop_reason)
-        names = list(attempt.processes)
-        return Order(
-            OrderKind.RUN,
-            attempt.number,
-            names.index(name),
-            len(names),
-            attempt.processes[name],
-            attempt.address,
-            attempt.purpose,
-            launched=self._job_name,
-        )
 
     def _advance(self) -> None:
         now, attempt = self._clock(), self._attempt
@@ -463,10 +416,15 @@ class JobController:
         if not self._next_number and not self._is_settled(plan, now):
             return
         self._waiting_since = None
-        address, purpose = self.open_group(list(plan)) if len(plan) > 1 else ("", "")
+        address = self.open_group(self._next_number, len(plan)) if len(plan) > 1 else ""
         if self._job.is_elastic and self._next_number:
             self._print_line(f"Attempt {self._next_number}: {sum(plan.values())} processes.")
-        self._attempt = AttemptState(self._next_number, plan, address, purpose, now)
+        number, nodes, job_name = self._next_number, len(plan), self._job_name
+        attempt_orders = {
+            name: Order(OrderKind.RUN, number, node, nodes, count, address, launched=job_name)
+            for node, (name, count) in enumerate(plan.items())
+        }
+        self._attempt = AttemptState(attempt_orders, now)
         self._next_number += 1
 
     def _wait_for_slots(self, now: float) -> None:
@@ -498,7 +456,12 @@ class JobController:
             self._trained_launchers.update(attempt.processes)
             self._trained_size = max(self._trained_size, attempt.size)
         if cause.code == ExitCode.BAD_INPUT and 0 < self._trained_size < attempt.size:
-            self._limit_size(self._trained_size, attempt, cause)
+            self._max_processes = self._trained_size
+            self._restarts.record_resize()
+            self._print_line(
+                f"{cause.reason}.{_log_text(cause)} {attempt.size} processes are too many: at most {self._trained_size} "
+                "from now on."
+            )
         elif (
             (attempt.stop_reason == _RESIZE_OUTCOME or leaving_launchers)
             and cause.code not in FINAL_CODES
@@ -508,24 +471,13 @@ class JobController:
         else:
             self._retry_or_end(attempt, cause, now)
 
-    def _limit_size(self, size: int, attempt: AttemptState, cause: Outcome) -> None:
-        """Limits the job to a size that has worked."""
-        self._max_processes = size
-        self._restarts.record_resize()
-        self._print_line(
-            f"{cause.reason}.{_log_text(cause)} {attempt.size} processes are too many: at most {size} from now on."
-        )
-
-    def _untrained_launchers(self, attempt: AttemptState) -> list[str]:
-        if self._trained_launchers.isdisjoint(attempt.processes):
-            return []
-        return [name for name in attempt.processes if name not in self._trained_launchers]
-
     def _idle_launchers(self, attempt: AttemptState, cause: Outcome) -> list[str]:
         """Returns the connected launchers that have never trained, if training has not begun and was not preempted."""
         if attempt.step is not None or cause.code in PREEMPTION_CODES:
             return []
-        return [name for name in self._untrained_launchers(attempt) if name in self._members]
+        if self._trained_launchers.isdisjoint(attempt.processes):
+            return []
+        return [name for name in attempt.processes if name in self._members and name not in self._trained_launchers]
 
     def _retry_or_end(self, attempt: AttemptState, cause: Outcome, now: float) -> None:
         """Handles a failure, or a preemption that was not requested from a launcher."""

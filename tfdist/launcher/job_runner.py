@@ -2,24 +2,30 @@
 
 import contextlib
 import dataclasses
+import errno
 import io
 import os
 import pathlib
 import re
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from tfdist.checkpoint import in_memory
-from tfdist.errors import ExitCode, InputError, PeerLostError
+from tfdist.coordination import Group
+from tfdist.coordination.job_token import add_token_flags, group_token, job_token, listen, split_address
+from tfdist.coordination.join import serve_group, wait_for_members
+from tfdist.errors import ExitCode, InputError, PeerLostError, error_summary
 from tfdist.launcher.attempt import Host, StopCheck, attempt, is_repeated_request, stop_requested
 from tfdist.launcher.child import NewProcess, Start
+from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names, matches_host, watched_slots
 from tfdist.launcher.job import SUCCESS, Job, Outcome
-from tfdist.launcher.order_sources import OrderSource, open_order_source
-from tfdist.launcher.orders import Order, OrderKind, Report
-from tfdist.launcher.orphan_guard import OrphanGuard
+from tfdist.launcher.job_controller import JobController
+from tfdist.launcher.order_sources import FixedNodes, LocalController, OrderSource
+from tfdist.launcher.orders import OrderKind, Report, new_job_name
+from tfdist.launcher.orphan_guard import OrphanGuard, collect_signals
 from tfdist.launcher.output_forwarding import ProgressFiles, log_directory
 from tfdist.launcher.supervision import POLL_SECONDS
 
@@ -33,7 +39,7 @@ def run(
     *,
     start: Start = NewProcess,
     stops: Sequence[StopCheck] = (),
-    interrupts: contextlib.AbstractContextManager[list[int]] | None = None,
+    signals: list[int] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Runs a job's processes on this host until they have ended, with restarts as configured.
@@ -44,7 +50,7 @@ def run(
       environment: environment of the processes; variables that identify a process are replaced.
       start: starts a process.
       stops: polled for reasons to end the processes.
-      interrupts: collects signals that request the end while processes run, see `orphan_guard.collect_signals`. None if the
+      signals: list for signals that request the end while processes run, see `orphan_guard.collect_signals`; None if the
         caller handles signals.
       say: called with messages about logs and restarts.
 
@@ -64,11 +70,10 @@ def run(
         needs_progress = job.restart_budget or job.preemption_budget or job.is_elastic
         progress_files = ProgressFiles(memory) if needs_progress else None
         variables = {**environment, in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
-        with interrupts or contextlib.nullcontext([]) as received_signals:
-            outcome = _follow_orders(
-                Host(job, command, variables, start, guard, logs, progress_files, stops, received_signals, say),
-                order_source,
-            )
+        received_signals: Sequence[int] = () if signals is None else signals
+        with contextlib.nullcontext() if signals is None else collect_signals(signals):
+            host = Host(job, command, variables, start, guard, logs, progress_files, stops, received_signals, say)
+            outcome = _follow_orders(host, order_source)
         return order_source.conclude(outcome)
 
 
@@ -81,7 +86,10 @@ def _follow_orders(host: Host, order_source: OrderSource) -> Outcome:
         elif order.kind == OrderKind.RUN and stop:
             order_source.report(Report(stop.outcome, stopped=True))
         elif order.kind == OrderKind.RUN:
-            report = _attempt(host, order_source, order, is_first)
+            try:
+                report = attempt(host, order_source, order, is_first)
+            except PeerLostError as error:  # another launcher was lost before the processes began
+                report = Report(Outcome(error.exit_code, str(error).rstrip(".")))
             is_first, last_outcome = False, report.outcome
             order_source.report(report)
         else:
@@ -92,11 +100,88 @@ def _follow_orders(host: Host, order_source: OrderSource) -> Outcome:
     return order.outcome
 
 
-def _attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
+@contextlib.contextmanager
+def _fixed_launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
+    """Yields the group of all launchers of a job, which node 0 serves at the coordinator's address.
+
+    Raises:
+      PeerLostError: a launcher did not connect in time.
+      InputError: node 0 cannot listen at the address, there is no token, or the token, --nodes or --node_rank differ.
+    """
+    group = serve_group(
+        job.coordinator,
+        rank=job.node_rank,
+        size=job.nodes,
+        token=_token(job, environment),
+        timeout=job.start_timeout_seconds,
+        remedy="Choose another --coordinator, the same on every host.",
+        noun="node",
+    )
     try:
-        return attempt(host, order_source, order, is_first)
-    except PeerLostError as error:  # another launcher was lost before the processes began
-        return Report(Outcome(error.exit_code, str(error).rstrip(".")))
+        yield wait_for_members(group, job.start_timeout_seconds)
+    except BaseException as error:
+        group.leave(1, error_summary(error))
+        raise
+    finally:
+        group.leave()
+
+
+@contextlib.contextmanager
+def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[str], object]) -> Iterator[OrderSource]:
+    """Yields the order source of this launcher.
+
+    Raises:
+      PeerLostError: the launcher of another host did not connect.
+      InputError: the coordinator's address or `--hosts` is invalid.
+    """
+    with contextlib.ExitStack() as stack:
+        if job.nodes > 1:
+            yield FixedNodes(job, stack.enter_context(_fixed_launchers(job, environment)))
+            return
+        listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
+        if job.is_elastic and job.coordinator:
+            from tfdist.launcher.rendezvous_server import RemoteAgent, RendezvousServer  # late, because they load NumPy
+        if job.is_elastic and job.coordinator and listener is None:
+            yield stack.enter_context(RemoteAgent(job, _rendezvous_token(job, environment)))
+            return
+        host_slots = stack.enter_context(watched_slots(job.hosts)) if job.hosts else lambda: None
+        controller = JobController(job, say, host_slots=host_slots, job_name=new_job_name())
+        token = _rendezvous_token(job, environment) if listener else ""
+        # Created before remote launchers join: the first launcher owns the job.
+        local_controller = LocalController(job, controller, token)
+        if listener:
+            stack.enter_context(RendezvousServer(listener, split_address(job.coordinator)[0], token, controller))
+        yield local_controller
+
+
+def _token(job: Job, environment: Mapping[str, str]) -> str:
+    return job_token(add_token_flags(environment, job.token_file, job.insecure), job.coordinator)
+
+
+def _rendezvous_token(job: Job, environment: Mapping[str, str]) -> str:
+    return group_token(_token(job, environment), "launcher", job.coordinator)
+
+
+def _listener(coordinator: str) -> socket.socket | None:
+    """Returns the rendezvous server's socket if this is the first launcher on the coordinator's host, else None."""
+    if not is_this_host(split_address(coordinator)[0]):
+        return None
+    try:
+        return listen(coordinator, "Choose another --coordinator, the same on every host.")
+    except InputError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
+            return None  # used by an earlier launcher, or by another program, to which the connection will fail
+        raise
+
+
+def is_this_host(host: str) -> bool:
+    """Returns whether a host name or address is this host's; False if it cannot be resolved."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    names = [*LOOPBACK_NAMES, *local_host_names()]
+    return any(matches_host(str(info[4][0]).partition("%")[0], names) for info in infos)
 
 
 @contextlib.contextmanager
@@ -134,7 +219,7 @@ class CapturedJobs:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @contextlib.contextmanager

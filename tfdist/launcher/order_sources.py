@@ -2,29 +2,26 @@
 
 import abc
 import contextlib
-import errno
-import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+import math
+import signal
+from collections.abc import Iterator
 
 from tfdist.coordination import Group, LocalGroup
-from tfdist.coordination.client import Liveness, connect, send_or_shut_down
-from tfdist.coordination.group import LAUNCHER, NO_GOODBYE, silence_reason
-from tfdist.coordination.job_token import LOOPBACK, group_token, listen, split_address
-from tfdist.coordination.join import RemoteGroup, wait_for_members
-from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, derive_token, encode
-from tfdist.errors import ExitCode, InputError
-from tfdist.launcher import node_group, orders
-from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, local_host_names, matches_host
+from tfdist.coordination.client import RemoteGroup
+from tfdist.coordination.group import LAUNCHER
+from tfdist.coordination.job_token import LOOPBACK
+from tfdist.coordination.join import wait_for_members
+from tfdist.coordination.messages import derive_token
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, PeerLostError, describe_code
+from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
+from tfdist.launcher.orphan_guard import END_SIGNALS
 from tfdist.launcher.placement import reachable_address
-from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS, RendezvousServer
 
 LOCAL_LAUNCHER = "this launcher"  # name of the first launcher
-_CHUNK = 1 << 16
+_POLL_SECONDS = 0.1  # polling interval for orders
 
 
 class OrderSource(abc.ABC):
@@ -36,7 +33,9 @@ class OrderSource(abc.ABC):
     """
 
     host: str = LOOPBACK
-    all_launchers: Group
+
+    def __init__(self, job: Job, token: str = "", all_launchers: Group | None = None):
+        self._job, self._token, self.all_launchers = job, token, all_launchers or LocalGroup()
 
     @abc.abstractmethod
     def order(self) -> Order:
@@ -46,9 +45,30 @@ class OrderSource(abc.ABC):
     def report(self, report: Report) -> None:
         """Reports the end of the ordered attempt."""
 
-    @abc.abstractmethod
-    def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        """Returns a context with the group of the attempt's launchers."""
+    @contextlib.contextmanager
+    def launchers(self, order: Order) -> Iterator[Group]:
+        """Yields the group of the attempt's launchers.
+
+        Raises:
+          PeerLostError: a launcher did not connect in time.
+        """
+        if order.nodes == 1:
+            yield LocalGroup()
+            return
+        token, timeout = attempt_token(self._token, order.attempt), self._job.start_timeout_seconds
+        group = RemoteGroup(
+            order.address,
+            rank=order.node,
+            size=order.nodes,
+            token=token,
+            timeout=timeout,
+            noun="node",
+            server_rank=LAUNCHER,
+        )
+        try:
+            yield wait_for_members(group, timeout)
+        finally:
+            group.leave()
 
     def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
         """Requests the end of this launcher between attempts; with `is_immediate`, without waiting for other hosts."""
@@ -62,11 +82,9 @@ class LocalController(OrderSource):
     """The source of the first launcher's orders: a job controller in the same process."""
 
     def __init__(self, job: Job, controller: JobController, token: str = ""):
-        self._job, self._controller, self._token = job, controller, token
-        self.host, self.all_launchers = (
-            reachable_address(job.coordinator if job.is_elastic else "", serves=True),
-            LocalGroup(),
-        )
+        super().__init__(job, token)
+        self._controller = controller
+        self.host = reachable_address(job.coordinator if job.is_elastic else "", serves=True)
         controller.add_launcher(LOCAL_LAUNCHER, [*LOOPBACK_NAMES, *local_host_names()])
 
     def order(self) -> Order:
@@ -74,9 +92,6 @@ class LocalController(OrderSource):
 
     def report(self, report: Report) -> None:
         self._controller.record_report(LOCAL_LAUNCHER, report)
-
-    def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        return attempt_group(order, self._token, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
         self._controller.end(outcome, is_immediate)
@@ -86,7 +101,7 @@ class FixedNodes(OrderSource):
     """The source of orders in a job with a fixed number of launchers, where each launcher runs its processes once."""
 
     def __init__(self, job: Job, group: Group):
-        self._job, self.all_launchers = job, group
+        super().__init__(job, all_launchers=group)
         self._outcome: Outcome | None = None
         self._job_name = new_job_name()  # node 0's value names the job's output
         self.host = reachable_address(job.coordinator, serves=group.rank == 0)
@@ -94,194 +109,54 @@ class FixedNodes(OrderSource):
     def order(self) -> Order:
         if self._outcome:
             return Order(OrderKind.OVER, outcome=self._outcome)
-        return Order(
-            OrderKind.RUN, 0, self._job.node_rank, self._job.nodes, self._job.processes, launched=self._job_name
-        )
+        job = self._job
+        return Order(OrderKind.RUN, 0, job.node_rank, job.nodes, job.processes, launched=self._job_name)
 
     def report(self, report: Report) -> None:
         self._outcome = report.outcome
 
-    def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        return contextlib.nullcontext(self.all_launchers)
+    @contextlib.contextmanager
+    def launchers(self, order: Order) -> Iterator[Group]:
+        yield self.all_launchers
 
     def conclude(self, outcome: Outcome) -> Outcome:
-        return node_group.conclude(self.all_launchers, outcome, self._job.grace_seconds)
-
-
-@contextlib.contextmanager
-def attempt_group(order: Order, token: str, timeout: float) -> Iterator[Group]:
-    """Yields the group of the launchers of an elastic job's attempt.
-
-    Raises:
-      PeerLostError: a launcher did not connect within the timeout.
-    """
-    if order.nodes == 1:
-        yield LocalGroup()
-        return
-    group = RemoteGroup(
-        order.address,
-        rank=order.node,
-        size=order.nodes,
-        token=derive_token(token, order.purpose),
-        timeout=timeout,
-        noun="node",
-        server_rank=LAUNCHER,
-    )
-    try:
-        yield wait_for_members(group, timeout)
-    finally:
-        group.leave()
-
-
-class RemoteAgent(OrderSource):
-    """A launcher's connection to the rendezvous server, with one receiving thread; a context manager.
-
-    Raises:
-      PeerLostError: the server did not respond in time.
-      InputError: the server has rejected this launcher.
-    """
-
-    def __init__(self, job: Job, token: str):
-        self._job, self.all_launchers = job, LocalGroup()
-        hello = {"type": "hello", "version": VERSION, "places": local_host_names()}
-        server = "the coordinator's launcher"
-        connection = connect(job.coordinator, hello, token, LIMIT, job.start_timeout_seconds, server)
-        self._token = token
-        self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
-        self.host = reachable_address(job.coordinator, serves=False)
-        self._order = Order(OrderKind.WAIT)
-        self._reported_attempt: int | None = None  # the last attempt that was reported
-        self._has_left = False
-        self._loss_outcome: Outcome | None = None
-        self._send_lock, self._order_lock = threading.Lock(), threading.Lock()
-        for message in connection.pending_messages:
-            self._receive_order(message)
-        self._thread = threading.Thread(target=self._listen, name="guest", daemon=True)
-        self._thread.start()
-
-    def order(self) -> Order:
-        """See base class. Ignores orders for an attempt that has already ended here."""
-        order, loss_outcome = self._order, self._loss_outcome
-        is_active = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._reported_attempt
-        if loss_outcome and order.kind != OrderKind.OVER:
-            return Order(OrderKind.STOP if is_active else OrderKind.OVER, order.attempt, outcome=loss_outcome)
-        return order if is_active or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
-
-    def report(self, report: Report) -> None:
-        """See base class. Leaves the job if the end of this launcher was requested."""
-        self._reported_attempt = self._order.attempt
-        self._send(orders.encode_report(report))
-        if report.stopped:
-            self.end(report.outcome)
-
-    def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        return attempt_group(order, self._token, self._job.start_timeout_seconds)
-
-    def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
-        with self._order_lock:
-            self._has_left = True
-            self._order = Order(OrderKind.OVER, outcome=outcome)
-        self._send({"type": "goodbye"})
-
-    def __enter__(self) -> "RemoteAgent":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_left = True
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join(LOST_AFTER_SECONDS)
-        self._sock.close()
-
-    def _listen(self) -> None:
-        problem = NO_GOODBYE
+        """See base class. Waits for the other launchers unless the local processes have failed."""
+        group, grace = self.all_launchers, self._job.grace_seconds
+        if outcome.code not in (ExitCode.DONE, ExitCode.PREEMPTED) or group.goodbye_code is not None:
+            group.leave(outcome.code, outcome.reason)
+            return outcome
         try:
-            self._receive_messages()
-        except (OSError, BadMessage) as error:
-            problem = str(error)
-        if not self._has_left:
-            self._loss_outcome = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
-        with contextlib.suppress(OSError):  # otherwise, the rendezvous server would wait if the main thread hangs
-            self._sock.shutdown(socket.SHUT_RDWR)
+            codes = group.gather("launch/end", int(outcome.code), grace if outcome.code else math.inf)
+        except PeerLostError as error:
+            return self._outcome_of_loss(outcome, error)
+        if outcome.code or ExitCode.PREEMPTED not in codes:
+            return outcome
+        node = codes.index(ExitCode.PREEMPTED)
+        return Outcome(ExitCode.PREEMPTED, f"ranks of node {node} ended with {describe_code(ExitCode.PREEMPTED)}")
 
-    def _receive_messages(self) -> None:
-        """Receives messages until the server closes the connection; raises `OSError` if the server is silent."""
-        self._sock.settimeout(BEAT_SECONDS)
-        liveness = Liveness(self._lines, BEAT_SECONDS)
-        while not liveness.is_silent(LOST_AFTER_SECONDS):
-            self._send({"type": "beat"})
-            try:
-                data = self._sock.recv(_CHUNK)
-            except TimeoutError:
-                continue
-            for message in self._lines.feed(data):
-                liveness.record_message()
-                self._receive_order(message)
-            if not data:
-                return
-        raise OSError(silence_reason(LOST_AFTER_SECONDS))
-
-    def _receive_order(self, message: dict[str, object]) -> None:
-        if message["type"] == "order":
-            with self._order_lock:
-                if not self._has_left:  # otherwise the job is over
-                    self._order = orders.decode_order(message)
-
-    def _send(self, message: dict[str, object]) -> None:
-        with contextlib.suppress(OSError), self._send_lock:  # the receiving thread detects the end of the connection
-            send_or_shut_down(self._sock, self._seal, encode(message))
+    def _outcome_of_loss(self, local_outcome: Outcome, error: PeerLostError) -> Outcome:
+        group, grace = self.all_launchers, self._job.grace_seconds
+        loss, reason = group.first_loss(), str(error).rstrip(".")
+        if loss and local_outcome.code and (loss.code is None or is_request(loss.code)):  # this node's ranks have saved
+            return local_outcome
+        if local_outcome.code and not loss:
+            reason += f" of the end of this node's ranks, which were preempted (--grace_seconds={grace:g})"
+        outcome = lost_launcher(group) or Outcome(error.exit_code, reason)
+        group.leave(outcome.code, outcome.reason)
+        return outcome
 
 
-@contextlib.contextmanager
-def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[str], object]) -> Iterator[OrderSource]:
-    """Yields the order source of this launcher.
-
-    Raises:
-      PeerLostError: the launcher of another host did not connect.
-      InputError: the coordinator's address or `--hosts` is invalid.
-    """
-    with contextlib.ExitStack() as stack:
-        if job.nodes > 1:
-            yield FixedNodes(job, stack.enter_context(node_group.launchers(job, environment)))
-            return
-        listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
-        if job.is_elastic and job.coordinator and listener is None:
-            yield stack.enter_context(RemoteAgent(job, _token(job, environment)))
-            return
-        hosts = stack.enter_context(Hosts(job.hosts)) if job.hosts else None
-        controller = JobController(job, say, host_slots=lambda: hosts.slots if hosts else None, job_name=new_job_name())
-        token = _token(job, environment) if listener else ""
-        # Created before remote launchers join: the first launcher owns the job.
-        local_controller = LocalController(job, controller, token)
-        if listener:
-            host = split_address(job.coordinator)[0]
-            rendezvous_server = stack.enter_context(RendezvousServer(listener, host, token))
-            controller.open_group, controller.close_group = rendezvous_server.open_group, rendezvous_server.close_group
-            rendezvous_server.open(controller)
-        yield local_controller
+def attempt_token(token: str, attempt: int) -> str:
+    """Returns the token of the launchers' group in an attempt."""
+    return derive_token(token, f"attempt {attempt}")
 
 
-def _token(job: Job, environment: Mapping[str, str]) -> str:
-    return group_token(node_group.token(job, environment), "launcher", job.coordinator)
+def is_request(code: int) -> bool:
+    """Returns whether an exit code means that the end of a launcher was requested, or its output closed."""
+    return code - SIGNAL_OFFSET in (*END_SIGNALS, signal.SIGPIPE)
 
 
-def _listener(coordinator: str) -> socket.socket | None:
-    """Returns the rendezvous server's socket if this is the first launcher on the coordinator's host, else None."""
-    if not is_this_host(split_address(coordinator)[0]):
-        return None
-    try:
-        return listen(coordinator, "Choose another --coordinator, the same on every host.")
-    except InputError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
-            return None  # used by an earlier launcher, or by another program, to which the connection will fail
-        raise
-
-
-def is_this_host(host: str) -> bool:
-    """Returns whether a host name or address is this host's; False if it cannot be resolved."""
-    try:
-        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    names = [*LOOPBACK_NAMES, *local_host_names()]
-    return any(matches_host(str(info[4][0]).partition("%")[0], names) for info in infos)
+def lost_launcher(group: Group) -> Outcome | None:
+    """Returns the outcome of the job if another launcher is lost, else None."""
+    loss = group.first_loss()
+    return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None

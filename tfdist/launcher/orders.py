@@ -4,11 +4,11 @@ import enum
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tfdist.coordination.messages import Message
 from tfdist.errors import ExitCode
-from tfdist.launcher.job import Outcome, ProcessEnd
+from tfdist.launcher.child import Child
+from tfdist.launcher.job import Outcome
 
 
 class OrderKind(enum.StrEnum):
@@ -30,7 +30,6 @@ class Order(NamedTuple):
       nodes: number of launchers of the attempt.
       processes: number of processes of this launcher.
       address: `host:port` of the launchers' group; empty for a single launcher.
-      purpose: purpose with which the group's token is derived from the job's token.
       outcome: the reason to stop, or the outcome of the job.
       launched: name of the job, the same in all attempts; see `new_job_name`.
     """
@@ -41,7 +40,6 @@ class Order(NamedTuple):
     nodes: int = 1
     processes: int = 0
     address: str = ""
-    purpose: str = ""
     outcome: Outcome = Outcome(0)
     launched: str = ""
 
@@ -71,26 +69,24 @@ def new_job_name() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def encode_order(order: Order) -> Message:
+def encode_order(order: Order) -> dict[str, Any]:
     """Encodes an order."""
-    return {"type": "order"} | order._asdict() | {"outcome": _encode_outcome(order.outcome)}
+    return order._asdict() | {"outcome": _encode_outcome(order.outcome)}
 
 
-def decode_order(message: Message) -> Order:
+def decode_order(fields: Mapping[str, Any]) -> Order:
     """Decodes an order."""
-    fields = {name: message[name] for name in Order._fields}
-    return Order(**fields | {"kind": OrderKind(message["kind"]), "outcome": Outcome(*message["outcome"])})
+    return Order(**{**fields, "kind": OrderKind(fields["kind"]), "outcome": Outcome(*fields["outcome"])})
 
 
-def encode_report(report: Report) -> Message:
+def encode_report(report: Report) -> dict[str, Any]:
     """Encodes a report."""
-    return {"type": "report"} | report._asdict() | {"outcome": _encode_outcome(report.outcome)}
+    return report._asdict() | {"outcome": _encode_outcome(report.outcome)}
 
 
-def decode_report(message: Message) -> Report:
+def decode_report(fields: Mapping[str, Any]) -> Report:
     """Decodes a report."""
-    fields = {name: message[name] for name in Report._fields}
-    return Report(**fields | {"outcome": Outcome(*message["outcome"]), "absent": tuple(message["absent"])})
+    return Report(**{**fields, "outcome": Outcome(*fields["outcome"]), "absent": tuple(fields["absent"])})
 
 
 def _encode_outcome(outcome: Outcome) -> list[object]:
@@ -101,7 +97,7 @@ def _encode_outcome(outcome: Outcome) -> list[object]:
 _IGNORED_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 
 
-def count_local_failures(ends: Collection[ProcessEnd], cause: Outcome) -> int:
+def count_local_failures(ends: Collection[Child], cause: Outcome) -> int:
     """Returns the number of failed processes of a launcher, except for failures caused by other processes.
 
     The process that caused the failure may have been signalled after announcing its failure, or because it was silent.

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType, TracebackType
 from typing import IO
 
 from tfdist.cluster.signals import LAUNCHER_VARIABLE, TOGETHER_SECONDS
@@ -18,36 +16,30 @@ from tfdist.launcher import reaper
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@contextmanager
-def collect_signals(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterator[list[int]]:
-    """Collects signals in a context, in place of their handlers.
+@contextlib.contextmanager
+def collect_signals(signals: list[int]) -> Iterator[None]:
+    """Appends `END_SIGNALS` to a list in a context, in place of their handlers.
 
     Signals within a second of the first one count as part of it: a closing terminal sends two, and systemd sends SIGHUP
     after SIGTERM. If SIGHUP is already ignored, as under nohup, it stays ignored.
 
     SIGUSR1, which requests a report of a training process, is ignored here, and in new processes until they install their
     handlers: it must not kill a process that is starting.
-
-    Args:
-      numbers: the signals to collect.
     """
-    signals: list[int] = []
     first_time = math.inf
 
-    def record(number: int, frame: FrameType | None) -> None:
+    def record(number: int, frame: object) -> None:
         nonlocal first_time
         first_time = min(first_time, time.monotonic())
         if not signals or time.monotonic() - first_time >= TOGETHER_SECONDS:
             signals.append(number)
 
     # Under nohup, a launcher outlives its terminal.
-    ignored_signals = {
-        number for number in numbers if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
-    }
-    handlers = {number: signal.signal(number, record) for number in numbers if number not in ignored_signals}
+    ignored_signals = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    handlers = {number: signal.signal(number, record) for number in END_SIGNALS if number not in ignored_signals}
     handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        yield signals
+        yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -65,7 +57,8 @@ class OrphanGuard:
     """
 
     def __init__(self) -> None:
-        self.variables = {LAUNCHER_VARIABLE: secrets.token_hex(16)}  # not secret
+        token = secrets.token_hex(16)  # not secret
+        self.variables, self._variable = {LAUNCHER_VARIABLE: token}, f"{LAUNCHER_VARIABLE}={token}"
         self._groups: set[int] = set()
 
     def __enter__(self) -> "OrphanGuard":
@@ -104,16 +97,11 @@ class OrphanGuard:
         """Kills processes of the job that have left their process group, except for added groups."""
         reaper.kill_by_variable(self._variable, self._groups)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._send("done\n")
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
         self._process.wait()
-
-    @property
-    def _variable(self) -> str:
-        [(name, value)] = self.variables.items()
-        return f"{name}={value}"
 
     @property
     def _input(self) -> IO[bytes]:

@@ -7,9 +7,7 @@ import logging
 import os
 import pathlib
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
+from collections.abc import Iterable, Iterator
 from typing import IO, BinaryIO, TextIO
 
 from tfdist.cluster import progress_file
@@ -20,21 +18,17 @@ from tfdist.launcher.child import EVALUATOR
 from tfdist.storage import AppendedFile, storage_of
 
 MAX_LINE_BYTES = 1 << 16  # longer lines are shown in pieces
-PROGRESS_SECONDS = 1.0  # minimum interval between states of a progress bar
 
 
 class LineSplitter:
     """Splits a stream of bytes into lines.
 
-    Text that ends in a carriage return, such as a progress bar, is a state that will be overwritten. At most one state is
-    yielded per second, or none without `yields_states`. Of a complete line, only the last state is yielded.
+    Text that ends in a carriage return, such as a progress bar, is a state that will be overwritten. Of a line, only the last
+    state is yielded.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, yields_states: bool = True):
-        self._clock = clock
-        self._yields_states = yields_states
+    def __init__(self) -> None:
         self._pending = b""
-        self._last_time = -PROGRESS_SECONDS
 
     @property
     def current_state(self) -> bytes:
@@ -47,13 +41,7 @@ class LineSplitter:
         for line in lines:
             yield _last_state(line)
         text = self._pending.rstrip(b"\r")  # a carriage return at the end may be the first half of \r\n
-        *states, last_state = text.split(b"\r")
-        self._pending = last_state + self._pending[len(text) :]
-        states = [state for state in states if state]
-        now = self._clock()
-        if self._yields_states and states and now - self._last_time >= PROGRESS_SECONDS:
-            self._last_time = now
-            yield states[-1]
+        self._pending = text.rpartition(b"\r")[2] + self._pending[len(text) :]
         while len(self._pending) > MAX_LINE_BYTES:
             yield self._pending[:MAX_LINE_BYTES]
             self._pending = self._pending[MAX_LINE_BYTES:]
@@ -118,21 +106,16 @@ class Log:
         except OSError as error:
             self._give_up(error)
 
-    def __enter__(self) -> "Log":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._close()
-
     def _give_up(self, error: OSError) -> None:
-        self._close()
+        self.close()
         _log.warning(
             "tfdist launch: %s can no longer be written (%s); the job continues without it.",
             self._path,
             error.strerror,
         )
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Closes the file."""
         file, self._file = self._file, None
         if file:
             with contextlib.suppress(OSError):  # some file systems report write errors here
@@ -180,26 +163,20 @@ class Screen:
 
     def write(self, line: bytes) -> None:
         """Writes one line, above the status line."""
-        if self._status:
-            with self._status.hide():
-                self._write(line)
-        else:
-            self._write(line)
-
-    def _write(self, line: bytes) -> None:
         if self.is_broken:
             return
-        try:
-            if self._bytes:
-                self._stream.flush()  # keeps the order with earlier prints
-                self._bytes.write(line + b"\n")
-                self._bytes.flush()
-            else:
-                self._stream.write(line.decode(errors="replace") + "\n")
-                self._stream.flush()
-        # A closed terminal (EIO) must not end the launcher while ranks are saving.
-        except OSError as error:
-            self.is_broken = error.errno not in _STORAGE_ERRORS
+        with self._status.hide() if self._status else contextlib.nullcontext():
+            try:
+                if self._bytes:
+                    self._stream.flush()  # keeps the order with earlier prints
+                    self._bytes.write(line + b"\n")
+                    self._bytes.flush()
+                else:
+                    self._stream.write(line.decode(errors="replace") + "\n")
+                    self._stream.flush()
+            # A closed terminal (EIO) must not end the launcher while ranks are saving.
+            except OSError as error:
+                self.is_broken = error.errno not in _STORAGE_ERRORS
 
 
 class Channel:
@@ -216,7 +193,7 @@ class Channel:
     def __init__(self, rank: int, pipe: IO[bytes], screen: Screen, log: Log, status: StatusLine | None = None):
         self._prefix = prefix(rank).encode()
         self._pipe, self._screen, self._log, self._status = pipe, screen, log, status
-        self._lines = LineSplitter(yields_states=status is None)
+        self._lines = LineSplitter()
         os.set_blocking(pipe.fileno(), False)
 
     def fileno(self) -> int:

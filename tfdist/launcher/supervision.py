@@ -3,14 +3,14 @@
 import selectors
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tfdist.coordination import LostMember
+from tfdist.coordination import Group, LostMember, Server
 from tfdist.coordination.group import name_ranks
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, describe_code
-from tfdist.launcher.child import Child
-from tfdist.launcher.job import Outcome, root_cause
+from tfdist.launcher.child import EVALUATOR, Child
+from tfdist.launcher.job import Job, Outcome, root_cause
 from tfdist.launcher.output_forwarding import Channel
 
 POLL_SECONDS = 0.02
@@ -46,32 +46,6 @@ def deadline(seconds: float) -> Callable[[], Stop | None]:
     return lambda: stop if time.monotonic() > end else None
 
 
-class SupervisorHooks(NamedTuple):
-    """Callbacks and settings of a supervisor.
-
-    Attributes:
-      stops: polled for reasons to end the processes.
-      is_repeated: returns whether the user has repeated the request to end the job.
-      loss: returns the first loss in the ranks' group.
-      on_stop: called with a failure before the processes are ended.
-      grace: seconds to wait for other processes after the first exit with code 75, before they count as failed.
-      expendable_ranks: returns the ranks without which the job continues.
-      departed_members: returns the expendable ranks that their group has lost; if such a process still runs, it is killed.
-      collects_failures: whether to wait briefly after a failure for other processes with the same failure.
-      on_evaluator_failure: called with the exit code of an evaluator that fails.
-    """
-
-    stops: Sequence[Callable[[], Stop | None]] = ()
-    is_repeated: Callable[[], bool] = lambda: False
-    loss: Callable[[], LostMember | None] = lambda: None
-    on_stop: Callable[[Outcome], None] = lambda outcome: None
-    grace: float = 60.0
-    expendable_ranks: Callable[[], Collection[int]] = lambda: ()
-    departed_members: Callable[[], Collection[int]] = lambda: ()
-    collects_failures: bool = False
-    on_evaluator_failure: Callable[[int], object] = lambda code: None
-
-
 class Supervisor:
     """Supervises running processes, and forwards their output through `channels`, until they have ended.
 
@@ -80,15 +54,34 @@ class Supervisor:
 
     def __init__(
         self,
+        job: Job,
         children: Sequence[Child],
         channels: Sequence[Channel],
-        hooks: SupervisorHooks,
-        evaluator: Child | None = None,
+        launchers: Group,
+        server: Server | None = None,
+        *,
+        stops: Sequence[Callable[[], Stop | None]] = (),
+        is_repeated: Callable[[], bool] = lambda: False,
+        say: Callable[[str], object] = print,
     ):
-        self._children, self._evaluator = children, evaluator
-        self._all_children = [*children, *([evaluator] if evaluator else [])]
+        """Initializes the supervisor.
+
+        Args:
+          job: the job.
+          children: the processes of the ranks, and the evaluator, if any.
+          channels: their output.
+          launchers: the launchers of the attempt, to which failures are announced.
+          server: server of the ranks' group, if it is here.
+          stops: polled for reasons to end the processes.
+          is_repeated: returns whether the user has repeated the request to end the job.
+          say: called with a message if the evaluator fails.
+        """
+        self._job, self._launchers, self._server = job, launchers, server
+        self._all_children = children
+        self._children = [child for child in children if child.rank != EVALUATOR]
+        self._evaluator = next((child for child in children if child.rank == EVALUATOR), None)
         self._has_evaluator_ended = False
-        self._hooks = hooks
+        self._stops, self._is_repeated, self._say = stops, is_repeated, say
         self._stop: Stop | None = None
         self._selector = selectors.DefaultSelector()
         for channel in channels:
@@ -104,11 +97,12 @@ class Supervisor:
         try:
             stop = self._wait_for_stop()
             if stop:
-                self._hooks.on_stop(stop.outcome)
+                if stop.outcome.code != ExitCode.PREEMPTED:  # which ends the ranks on all hosts
+                    self._launchers.leave(stop.outcome.code, stop.outcome.reason)
                 self._wait_for_lost_rank()
                 if stop.is_requested and self._cause().code == ExitCode.PREEMPTED:  # all are already ending
                     stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
-                self._wait_until(lambda: self._all_ended() or self._hooks.is_repeated(), stop.wait)
+                self._wait_until(lambda: self._all_ended() or self._is_repeated(), stop.wait)
                 self._terminate(stop.seconds)
             elif self._evaluator:
                 self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._poll_stops())
@@ -126,12 +120,12 @@ class Supervisor:
         self._wait_until(lambda: self._poll_stops() or self._cause().code or self._all_ended())
         if self._cause().code == ExitCode.PEER_LOST:  # wait for the cause
             self._wait_until(lambda: self._poll_stops() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
-        elif self._hooks.collects_failures and ExitCode.DONE < self._cause().code < _FIRST_RESERVED_CODE:
+        elif self._job.is_elastic and ExitCode.DONE < self._cause().code < _FIRST_RESERVED_CODE:
             self._wait_until(lambda: self._poll_stops() or self._all_ended(), SETTLE_SECONDS)
         if self._cause().code == ExitCode.PREEMPTED:  # a second signal would prevent the processes from saving
             self._wait_until(
                 lambda: self._poll_stops() or self._all_ended() or self._cause().code != ExitCode.PREEMPTED,
-                self._hooks.grace,
+                self._job.grace_seconds,
             )
         cause = self._cause()
         if cause.code == ExitCode.PREEMPTED and not self._all_ended():
@@ -140,26 +134,26 @@ class Supervisor:
 
     def _wait_for_lost_rank(self) -> None:
         """Waits for the process that has left the group, whose exit handlers may record its failure."""
-        loss = self._hooks.loss()
+        loss = self._loss
         leaving_children = [child for child in self._children if loss and loss.code and child.rank == loss.rank]
         self._wait_until(
-            lambda: self._poll_stops() or self._hooks.is_repeated() or all(child.poll() for child in leaving_children),
+            lambda: self._poll_stops() or self._is_repeated() or all(child.poll() for child in leaving_children),
             FAILURE_SECONDS,
         )
 
     def _hang_outcome(self, preemption: Outcome) -> Outcome:
         ranks = [child.rank for child in self._children if child.code is None]
-        text = f"{name_ranks(ranks)} did not end within {self._hooks.grace:g} s (--grace_seconds)"
+        text = f"{name_ranks(ranks)} did not end within {self._job.grace_seconds:g} s (--grace_seconds)"
         return Outcome(ExitCode.PEER_LOST, f"{text}, although {preemption.reason}", ranks[0])
 
     def _poll_stops(self) -> bool:
-        for check in self._hooks.stops:
+        for check in self._stops:
             self._stop = self._stop or check()
         return self._stop is not None
 
     def _terminate(self, seconds: float) -> None:
         self._signal(signal.SIGTERM)
-        self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._hooks.is_repeated(), seconds)
+        self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._is_repeated(), seconds)
         self._signal(signal.SIGKILL)
         self._wait_until(lambda: self._all_ended(with_evaluator=True), FAILURE_SECONDS)
 
@@ -180,16 +174,21 @@ class Supervisor:
 
     def _user_request(self, stop: Stop) -> Stop:
         """Returns a request that arrived during a resize, before all processes had saved; otherwise `stop`."""
-        requests = [check() for check in self._hooks.stops] if stop.outcome.code == ExitCode.PREEMPTED else []
+        requests = [check() for check in self._stops] if stop.outcome.code == ExitCode.PREEMPTED else []
         return next((request for request in requests if request and request.is_final), stop)
 
+    @property
+    def _loss(self) -> LostMember | None:
+        """The first loss in the ranks' group."""
+        return self._server.loss if self._server else None
+
     def _cause(self) -> Outcome:
-        return root_cause(self._required_children, self._hooks.loss())
+        return root_cause(self._required_children, self._loss)
 
     @property
     def _required_children(self) -> Sequence[Child]:
         """All processes except for lost ones without which the job continues."""
-        expendable_ranks = self._hooks.expendable_ranks()
+        expendable_ranks = self._server.tolerated_members if self._server else ()
         return [c for c in self._children if c.code in (None, *_PLANNED_CODES) or c.rank not in expendable_ranks]
 
     def _all_ended(self, with_evaluator: bool = False) -> bool:
@@ -200,7 +199,10 @@ class Supervisor:
         if evaluator and evaluator.poll() and not self._has_evaluator_ended:
             self._has_evaluator_ended = True
             if evaluator.code and not evaluator.signalled:
-                self._hooks.on_evaluator_failure(evaluator.code)
+                self._say(
+                    f"the evaluator ended with {describe_code(evaluator.code)}; training continues without it. Its log: "
+                    f"{evaluator.log}"
+                )
 
     def _signal(self, number: int) -> None:
         for child in self._all_children:
@@ -210,7 +212,7 @@ class Supervisor:
         end = time.monotonic() + seconds
         while True:
             self._poll_evaluator()
-            departed_members = self._hooks.departed_members()
+            departed_members = self._server.departed_members if self._server else ()
             for child in self._children:
                 if not child.poll() and child.rank in departed_members:  # it is suspended, and could not continue
                     child.signal(signal.SIGKILL)

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config.staleness import DROPPED, REJECT, Staleness
+from tfdist.coordination.calls import Handler, Message
 from tfdist.errors import PeerLostError
 from tfdist.gradients import LossScale
-from tfdist.parameter_server.messages import Handler, Message
 from tfdist.parameter_server.update_order import Asynchronous, Recorded, Synchronous, Update, UpdateOrder
 
 _NO_NUMBERS = np.zeros([0], np.int64)
@@ -165,8 +165,14 @@ class Coordinator:
             self._wait_starts = dict.fromkeys(self._wait_starts, time.perf_counter())
             self._wait(worker, lambda: all(self._range_counts[rank] == number for rank in self._remaining_workers()))
             has_failed = self._failed_ticket is not None  # then the order may have shares without an update
-            if not self._is_synchronous:  # workers must not use weights of an earlier range again
-                self._order = self._asynchronous_order(first, updates)
+            if updates:
+                self._order = Recorded([Update(*update) for update in updates])
+            elif not self._is_synchronous:  # workers must not use weights of an earlier range again
+                late = self._staleness.late
+                max_age = late.after if late.kind == REJECT else None
+                self._order = Asynchronous(
+                    self._staleness.bound, first, pull_every=self._staleness.pull_every, max_age=max_age
+                )
             elif self._order.version != first or has_failed:
                 needed_shares = self._staleness.needed_shares(self._workers)
                 self._order = Synchronous(needed_shares, first, bound=self._staleness.bound or 0)
@@ -183,13 +189,6 @@ class Coordinator:
         """Forgets the updates of a range that all servers have applied, before their version is set."""
         with self._changed:
             self._updates, self._first_version = [], 0
-
-    def _asynchronous_order(self, first: int, updates: Sequence[Sequence[Any]]) -> UpdateOrder:
-        if updates:
-            return Recorded([Update(*update) for update in updates])
-        rule = self._staleness
-        max_age = rule.late.after if rule.late.kind == REJECT else None
-        return Asynchronous(rule.bound, first, pull_every=rule.pull_every, max_age=max_age)
 
     def take(self, worker: int) -> tuple[int, int | Sequence[int] | None, list[int], Sequence[float]] | None:
         """Returns a worker's next ticket, the version to compute it from, all tickets that are not committed, and the scale.

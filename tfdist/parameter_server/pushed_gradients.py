@@ -15,11 +15,17 @@ import tensorflow as tf
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.config.rules import parse_rules
 from tfdist.config.staleness import PUSHED_METHODS
+from tfdist.coordination.calls import ALIGNMENT
 from tfdist.distribution.strategy import State
 from tfdist.gradients import ErrorFeedback, Reducer, ReductionResult
 from tfdist.gradients.compression import EXACT, AllGatherReducer, create
 from tfdist.gradients.reducer import split_at, tensor_specs
-from tfdist.parameter_server.messages import as_tensor
+
+
+def as_tensor(array: np.ndarray) -> tf.Tensor:
+    """Returns the tensor of a received array, which shares its memory if NumPy knows the dtype."""
+    is_known = array.dtype.isbuiltin == 1 and array.ctypes.data % ALIGNMENT == 0
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__()) if is_known else tf.constant(array)
 
 
 def create_push_reducer(methods: str) -> Reducer:

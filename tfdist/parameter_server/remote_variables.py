@@ -14,7 +14,7 @@ from tfdist.distribution.strategy import JobVariables, OptimizerShards, Read, St
 from tfdist.errors import InputError, byte_size, count_of
 from tfdist.gradients import Clip
 from tfdist.parameter_server.embedding_tables import EmbeddingTables, RemoteTable, RemoteVariable, is_table
-from tfdist.parameter_server.messages import as_tensor
+from tfdist.parameter_server.pushed_gradients import as_tensor
 from tfdist.parameter_server.servers import Servers, loads
 from tfdist.parameter_server.variable_server import optimizer_keys
 
@@ -199,7 +199,8 @@ class RemoteVariables(OptimizerShards):
 
     def describe_row_use(self) -> list[str]:
         """Describes how often rows of each table have been pulled, or how many keys have one."""
-        uses = self.servers.row_use() if self.tables.numbers else []
+        parts = [self.servers.call_table(number, "use") for number in self.tables.numbers]
+        uses = [[int(sum(counts)) for counts in zip(*of_table, strict=True)] for of_table in parts]
         return [
             f"{self._weights[number].path}: {first:,} keys have a row, {second:,} do not yet; {third:,} rows were evicted."
             if number in self.tables.keyed

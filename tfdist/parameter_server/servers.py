@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives, Op, Wire
 from tfdist.config.staleness import BY_SIZE, ROUND_ROBIN
+from tfdist.coordination.calls import Connection, Message
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import InputError, PeerLostError
 from tfdist.parameter_server.coordinator import Outcome, RangeResult
-from tfdist.parameter_server.messages import Connection, Message
 from tfdist.parameter_server.table_rows import TableForm, count_rows, split
 from tfdist.parameter_server.update_order import Update
 
@@ -70,6 +70,7 @@ class Servers:
     """The servers of a job, called by one worker.
 
     Attributes:
+      count: number of servers.
       worker: rank of the worker in the job.
       shard_variables: method of `placement_of`.
       models: number of models whose variables have been placed on the servers.
@@ -80,7 +81,7 @@ class Servers:
 
     def __init__(self, connections: Sequence[Connection], worker: int, workers: int, shard_variables: str = BY_SIZE):
         """Initializes the calls of one of the workers, given their number; the first server is the coordinator, too."""
-        self._connections, self.worker = connections, worker
+        self._connections, self.count, self.worker = connections, len(connections), worker
         self.shard_variables = shard_variables
         self._weights: list[int] = []  # server of each weight
         self._states: list[int] = []  # server of each state
@@ -91,11 +92,6 @@ class Servers:
         self.workers = tuple(range(workers))
         self.work: dict[str, float] = collections.defaultdict(float)
         self.update_seconds = [0.0] * len(connections)
-
-    @property
-    def count(self) -> int:
-        """Number of servers."""
-        return len(self._connections)
 
     def check_holds(self, model: int) -> None:
         """Raises `InputError` if the servers no longer hold the variables of a model, given its number, from 1."""
@@ -322,11 +318,6 @@ class Servers:
         number, index = _table_of(key)
         arrays = [[server_ids, np.asarray(rows[positions])] for positions, server_ids in self.split(number, ids)]
         self.call_table(number, "write_rows", arrays, index=index)
-
-    def row_use(self) -> list[list[int]]:
-        """Returns the use of the rows of each table; see `TableRows.use`."""
-        uses = [self.call_table(number, "use") for number in self._tables]
-        return [[int(sum(counts)) for counts in zip(*parts, strict=True)] for parts in uses]
 
     def call_table(
         self, number: int, method: str, arrays: Sequence[Sequence[np.ndarray]] | None = None, **options: int

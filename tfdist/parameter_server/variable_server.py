@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.coordination.calls import Handler, Message
 from tfdist.distribution.strategy import replica_context
 from tfdist.gradients import Clip
 from tfdist.parameter_server.keyed_rows import KeyedRows
-from tfdist.parameter_server.messages import Handler, Message
 from tfdist.parameter_server.pushed_gradients import sum_payloads
 from tfdist.parameter_server.table_rows import TableForm, TableRows, sum_rows
 from tfdist.parameter_server.update_order import Update

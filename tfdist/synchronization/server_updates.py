@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -58,9 +58,13 @@ class Statistics:
     def __init__(self, workers: int, update_seconds: Sequence[float], *, counts_staleness: bool = True):
         """Starts to count, given each server's seconds of updates so far, and whether gradients may be stale."""
         self._workers, self._counts_staleness = workers, counts_staleness
+        self._reset(update_seconds)
+
+    def _reset(self, update_seconds: Sequence[float]) -> None:
         self._first_update_seconds = self._update_seconds = update_seconds
-        self._results: list[RangeResult] = []
         self._seconds = 0.0
+        self._updates: list[Update] = []
+        self._work: dict[tuple[int, str], float] = collections.defaultdict(float)  # by worker and name
 
     def add(self, result: RangeResult, seconds: float, update_seconds: Sequence[float]) -> None:
         """Adds a range of tickets.
@@ -70,47 +74,44 @@ class Statistics:
           seconds: its wall time.
           update_seconds: for each server, time in which it has applied updates so far.
         """
-        self._results.append(RangeResult([], result.updates, True, work=result.work))
         self._seconds += seconds
         self._update_seconds = update_seconds
+        self._updates += [update for update in result.updates if update.factor]
+        for worker, work in enumerate(result.work):
+            for name, value in work.items():
+                self._work[worker, name] += value
 
     def take_fields(self) -> dict[str, Any]:
         """Returns the fields of a training record, and starts to count again; {} without updates."""
-        updates = [update for result in self._results for update in result.updates if update.factor]
-        fields = self._staleness_fields(updates) if self._counts_staleness else {}
+        fields: dict[str, Any] = {}
+        updates, servers = self._updates if self._counts_staleness else (), len(self._update_seconds)
+        if ages := [[update.version - v for v in update.versions] for update in updates if update.versions]:
+            staleness = [max(of_update) for of_update in ages]
+            counts = [
+                collections.Counter(a for each in ages for a in each[server::servers]) for server in range(servers)
+            ]
+            histograms = [{str(age): count[age] for age in sorted(count)} for count in counts]
+            mean = sum(staleness) / len(staleness)
+            fields = {"staleness": mean, "max_staleness": max(staleness), "staleness_histogram": histograms}
         if self._seconds:
-            work: list[dict[str, float]] = [collections.defaultdict(float) for _ in range(self._workers)]
-            for result in self._results:
-                for sums, values in zip(work, result.work, strict=False):
-                    for name, value in values.items():
-                        sums[name] += value
-            counts = collections.Counter(worker for update in updates for worker in update.workers)
-            fields["workers"] = [self._worker_fields(counts[worker], sums) for worker, sums in enumerate(work)]
-            fields["servers"] = [self._server_fields(server, work) for server in range(len(self._update_seconds))]
-        self._results, self._seconds, self._first_update_seconds = [], 0.0, self._update_seconds
+            fields["workers"] = [self._worker_fields(worker) for worker in range(self._workers)]
+            fields["servers"] = [self._server_fields(server) for server in range(servers)]
+        self._reset(self._update_seconds)
         return fields
 
-    def _staleness_fields(self, updates: Sequence[Update]) -> dict[str, Any]:
-        ages = [[update.version - version for version in update.versions] for update in updates]
-        largest, servers = [max(values) for values in ages if values], len(self._update_seconds)
-        if not largest:
-            return {}
-        counts = [collections.Counter(age for values in ages for age in values[s::servers]) for s in range(servers)]
-        histograms = [{str(age): count[age] for age in sorted(count)} for count in counts]
-        mean = sum(largest) / len(largest)
-        return {"staleness": mean, "max_staleness": max(largest), "staleness_histogram": histograms}
-
-    def _worker_fields(self, updates: int, work: Mapping[str, float]) -> dict[str, Any]:
+    def _worker_fields(self, worker: int) -> dict[str, Any]:
+        updates = sum(worker in update.workers for update in self._updates)
         return {
             "updates": updates,
             "updates_per_second": updates / self._seconds,
-            "examples_per_second": work["examples"] / self._seconds,
-            "compute_seconds": work["compute"],
-            "wait_seconds": {cause: work[cause] for cause in _WAITS},
+            "examples_per_second": self._work[worker, "examples"] / self._seconds,
+            "compute_seconds": self._work[worker, "compute"],
+            "wait_seconds": {cause: self._work[worker, cause] for cause in _WAITS},
         }
 
-    def _server_fields(self, server: int, work: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        pulled, pushed = (int(sum(sums[f"{method}/{server}"] for sums in work)) for method in ("pull", "push"))
+    def _server_fields(self, server: int) -> dict[str, float]:
+        workers = range(self._workers)
+        pulled, pushed = (int(sum(self._work[w, f"{method}/{server}"] for w in workers)) for method in ("pull", "push"))
         seconds = self._update_seconds[server] - self._first_update_seconds[server]
         return {"pulled_bytes": pulled, "pushed_bytes": pushed, "update_seconds": seconds}
 
@@ -239,32 +240,30 @@ def check_supported(
     model: keras.Model, remote: RemoteVariables, settings: Settings, metrics: ModelMetrics, rate: float
 ) -> None:
     """Raises `InputError` for options and models that parameter servers do not support."""
-    staleness, has_tables = remote.staleness, bool(remote.tables.numbers)
-    is_asynchronous, loss_scale = staleness.kind != SYNC, bool(settings.loss_scale)
-    has_norm = bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None))
-    has_passes = settings.jit_compile or settings.micro_steps > 1 or staleness.pull_every > 1
+    staleness, has_one_pass = remote.staleness, settings.micro_steps == 1 and not settings.jit_compile
+    needs_global_norm = bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None))
     rules = (
         (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
         (
-            has_tables and (has_passes or metrics.count_all_rows),
+            remote.tables.numbers and not (has_one_pass and staleness.pull_every == 1 and not metrics.count_all_rows),
             "a single pass over independent rows, pulled for each step and without XLA, for an embedding that is split by rows",
             "jit_compile, accumulate_steps, pull_every, or outputs that depend on other rows",
             "no DynamicEmbedding" if remote.tables.keyed else "a larger --min_table_bytes",
         ),
         (
-            has_norm and remote.servers.count > 1,
+            needs_global_norm and remote.servers.count > 1,
             "an optimizer that updates each variable independently, if there are several servers",
             "global_clipnorm",
             "--clip_norm, or the argument `clip` of Trainer",
         ),
         (
-            loss_scale and is_asynchronous and not remote.whole_batches,
+            settings.loss_scale and not remote.whole_batches and staleness.kind != SYNC,
             "no loss scaling, if workers compute shares of different steps",
             f"--staleness={staleness} and a loss scale",
             "--precision=mixed_bfloat16, or --staleness=sync",
         ),
         (
-            is_asynchronous and metrics.count_all_rows,
+            staleness.kind != SYNC and metrics.count_all_rows,
             "outputs and metrics that are independent for each row, if workers do not compute each step together",
             f"--staleness={staleness} and a model whose rows depend on each other",
             "--staleness=sync",
@@ -388,6 +387,7 @@ class TicketLoop:
         Calls `prepare_next` while it waits for the answer.
         """
         batch, numbers, ids = inputs
+        assert ids is not None
         if version is None:
             self._remote.assign_states(self._last_pull[1])
         else:
@@ -502,8 +502,12 @@ class TicketLoop:
         return itertools.chain([(batch, numbers)], batches)
 
 
-# What a worker computes a ticket from: its batch, the indices of the examples, and the ids of table rows.
-_Inputs = tuple[Any, tf.Tensor, Sequence[np.ndarray]]
+class _Inputs(NamedTuple):
+    """What a worker computes a ticket from: its batch, the indices of the examples, and the ids of table rows."""
+
+    batch: Any
+    numbers: tf.Tensor
+    ids: Sequence[np.ndarray] | None = None  # until they are needed
 
 
 class TicketInputs:
@@ -514,24 +518,21 @@ class TicketInputs:
     ):
         """Initializes the inputs from batches with the indices of their examples, from ticket `first`."""
         self._batches, self._next_ticket, self._find_ids = batches, first, find_ids
-        self._known_batches: dict[int, tuple[Any, tf.Tensor]] = {}  # by ticket
-        self._known_ids: dict[int, Sequence[np.ndarray]] = {}  # by ticket
+        self._known: dict[int, _Inputs] = {}  # by ticket
 
     def of(self, ticket: int) -> _Inputs:
         """Returns the inputs of a ticket."""
         while self._next_ticket <= ticket:
-            self._known_batches[self._next_ticket] = next(self._batches)
+            self._known[self._next_ticket] = _Inputs(*next(self._batches))
             self._next_ticket += 1
-        batch, numbers = self._known_batches[ticket]
-        if ticket not in self._known_ids:
-            self._known_ids[ticket] = self._find_ids(batch)
-        return batch, numbers, self._known_ids[ticket]
+        inputs = self._known[ticket]
+        if inputs.ids is None:
+            inputs = self._known[ticket] = inputs._replace(ids=self._find_ids(inputs.batch))
+        return inputs
 
     def keep(self, ticket: int, active_tickets: Sequence[int]) -> None:
         """Forgets the inputs before a ticket, except those of active ones, because a worker that computes one may be lost."""
-        for number in [number for number in self._known_batches if number < ticket and number not in active_tickets]:
-            del self._known_batches[number]
-            self._known_ids.pop(number, None)
+        self._known = {n: inputs for n, inputs in self._known.items() if n >= ticket or n in active_tickets}
 
     def skip_to(self, ticket: int) -> None:
         """Reads the batches of all tickets before this one, without keeping them."""

@@ -1,4 +1,4 @@
-"""Messages of JSON values and arrays between workers and servers, and calls that send them over TCP.
+"""Calls by name between two processes, over TCP, with JSON values and arrays: of launchers, and of parameter servers.
 
 A connection begins with a random number of each end, from which both derive keys with the server's token, which is never
 sent; then each end proves that it has them. A message consists of the length of its header (8 bytes, little-endian), the
@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-import tensorflow as tf
 
-from tfdist.coordination.job_token import join_address, listen, split_address
+from tfdist.coordination.job_token import split_address
 from tfdist.coordination.messages import HELLO_SECONDS, OVERHEAD, Session, WrongSealError
 from tfdist.errors import PeerLostError
 
@@ -34,13 +33,13 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 256 << 20
 _DIGESTED_BYTES = 64 << 10
 _MAX_BUFFERS = 1024  # of a call of sendmsg
-_ALIGNMENT = 64  # of the tensors of TensorFlow
+ALIGNMENT = 64  # of the tensors of TensorFlow
 _NONCE_BYTES = 32
 _KEEPALIVE_SECONDS = 60
 MAX_UNAUTHENTICATED = 1024  # connections; another one closes the oldest
 _RETRY_SECONDS = 0.1  # after a connection that could not be accepted
 _PROOF = b"\n"  # the first message of each end
-_DTYPES = {np.dtype(getattr(ml_dtypes, name)).name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16",)}
+_DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}  # unknown to NumPy
 _NOT_A_MESSAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError)
 
 
@@ -64,7 +63,7 @@ def encode(message: Message, title: str = "") -> list[Any]:
     arrays = [np.asarray(array, order="C") for array in message.arrays]
     array_specs = [(array.dtype.name, array.shape) for array in arrays]
     data = [
-        part for array in arrays for part in (array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % _ALIGNMENT))
+        part for array in arrays for part in (array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % ALIGNMENT))
     ]
     header = {"title": title, "values": message.values, "arrays": array_specs, "digest": _digest(data)}
     return [json.dumps(header).encode() + b"\n", *data]
@@ -88,13 +87,13 @@ def decode(header: bytes, receive: Callable[[int], np.ndarray]) -> tuple[str, Me
             raise ValueError(f"an array of {name} {shape}")
         specs.append((dtype, shape, math.prod(shape) * dtype.itemsize))
     title, message = str(content["title"]), Message(content["values"], [])
-    data = receive(sum(size + -size % _ALIGNMENT for *_, size in specs))
+    data = receive(sum(size + -size % ALIGNMENT for *_, size in specs))
     if _digest([data]) != content["digest"]:
         raise ValueError("other data than that of its header")
     position, arrays = 0, []
     for dtype, shape, size in specs:
         arrays.append(data[position : position + size].view(dtype).reshape(shape))
-        position += size + -size % _ALIGNMENT
+        position += size + -size % ALIGNMENT
     return title, message._replace(arrays=arrays)
 
 
@@ -104,12 +103,6 @@ def _digest(data: Iterable[Any]) -> str:
         digest.update(part[:remaining])
         remaining -= min(remaining, len(part))
     return digest.hexdigest()
-
-
-def as_tensor(array: np.ndarray) -> tf.Tensor:
-    """Returns the tensor of a received array, which shares its memory if NumPy knows the dtype."""
-    is_known = array.dtype.name not in _DTYPES and array.ctypes.data % _ALIGNMENT == 0
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__()) if is_known else tf.constant(array)
 
 
 class _Channel:
@@ -182,8 +175,8 @@ class _Channel:
 
     def _receive(self, count: int) -> np.ndarray:
         """Receives bytes into aligned memory."""
-        memory = np.empty([count + _ALIGNMENT - 1], np.uint8)
-        begin = -memory.ctypes.data % _ALIGNMENT
+        memory = np.empty([count + ALIGNMENT - 1], np.uint8)
+        begin = -memory.ctypes.data % ALIGNMENT
         data, position = memory[begin : begin + count], 0
         while position < count:
             received = self.socket.recv_into(data[position:].data, 0, socket.MSG_WAITALL)
@@ -205,21 +198,30 @@ class Service:
       port: the port on which it listens.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler], token: str, host: str, *, port: int = 0):
+    def __init__(
+        self, handlers: Mapping[str, Handler], token: str, listener: socket.socket, idle_seconds: float | None = None
+    ):
         """Starts the server.
 
         Args:
           handlers: functions by name. An exception fails the call, but not the server.
           token: secret of this server and its clients, different from those of other servers.
-          host: name or address of this host, on which the server listens.
-          port: port to listen on; 0 for any.
+          listener: a listening socket; the server closes it.
+          idle_seconds: maximum time between two calls of a client; None for no limit.
         """
-        self._handlers, self._token = handlers, token
-        self._listener = listen(join_address(host, port), "Give this host a name that it can resolve.")
-        self.port: int = self._listener.getsockname()[1]
+        self._handlers, self._token, self._idle_seconds = handlers, token, idle_seconds
+        self._listener = listener
+        self.port: int = listener.getsockname()[1]
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, bool] = {}  # whether they are authenticated; the oldest first
         threading.Thread(target=self._accept, name="parameter server", daemon=True).start()
+
+    def client(self, address: str) -> contextlib.AbstractContextManager[Mapping[str, Handler]]:
+        """Returns the context of an authenticated client at an address, with its handlers, until its connection ends.
+
+        The exception that ends the context is that of the connection, if any.
+        """
+        return contextlib.nullcontext(self._handlers)
 
     def close(self) -> None:
         """Stops the server; calls that have no answer yet fail."""
@@ -233,7 +235,7 @@ class Service:
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except OSError:
                 if self._listener.fileno() < 0:
                     return
@@ -245,24 +247,26 @@ class Service:
                     _shut_down(unauthenticated[0])
                     del self._connections[unauthenticated[0]]
                 self._connections[connection] = False
-            threading.Thread(target=self._serve, args=[connection], name="calls", daemon=True).start()
+            threading.Thread(target=self._serve, args=[connection, str(address[0])], name="calls", daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, address: str) -> None:
         with contextlib.suppress(OSError, WrongSealError):  # the client is lost, or another program
             channel = _Channel(connection, self._token, is_server=True)
+            connection.settimeout(self._idle_seconds)
             with self._lock:
                 self._connections[connection] = True
-            while self._answer(channel):
-                pass
+            with self.client(address) as handlers:
+                while self._answer(channel, handlers):
+                    pass
         with self._lock:
             self._connections.pop(connection, None)
         connection.close()
 
-    def _answer(self, channel: _Channel) -> bool:
+    def _answer(self, channel: _Channel, handlers: Mapping[str, Handler]) -> bool:
         """Answers a call; returns whether another one may follow."""
         try:
             method, message = channel.receive()
-            handler = self._handlers[method]
+            handler = handlers[method]
         except WrongSealError:
             raise
         except _NOT_A_MESSAGE as error:
