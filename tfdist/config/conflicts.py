@@ -107,17 +107,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "Workers that compute different steps cannot normalize over all workers: leave out --batch_norm or --staleness.",
     ),
     (
-        ("sync", "compression"),
-        lambda c: c.parsed.sync.exchanges_weights and has_gradient_method(c.parsed.compression),
-        f"{' and '.join(GRADIENT_METHODS)} are for gradients, not for the changes of weights that are exchanged: use another "
-        "--compression, such as int8, or --sync=every_step.",
-    ),
-    (
-        ("sync", "ema"),
-        lambda c: c.parsed.sync.has_center and c.ema,
-        "The center that easgd evaluates is an average over steps already: leave out --ema or use another --sync.",
-    ),
-    (
         ("loss_scale", "precision"),
         lambda c: c.loss_scale and c.precision != "mixed_float16",
         "Only float16 needs a loss scale: add --precision=mixed_float16 or leave out --loss_scale.",
