@@ -446,6 +446,11 @@ class VariablePlan:
     slots: int
     trainable: bool
 
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of its unsharded optimizer state."""
+        return self.slots * self.bytes
+
     def bytes_per_device(self, mesh: Mesh) -> dict[str, int]:
         """Returns the bytes per device of the variable between steps, its gradient and its optimizer state."""
 

@@ -18,7 +18,7 @@ from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.schedule_simulation import simulate
-from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_stage
+from tfdist.pipelining.stage_costs import count_operations, crossing_specs, measure_stage
 
 _REFERENCE_SCHEDULES = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 
@@ -47,35 +47,32 @@ class StagePlan:
     """The plan of one stage.
 
     Attributes:
-      first: name of its first layer call.
-      last: name of its last layer call; `--cut` after it reproduces this stage.
+      first_layer: name of its first layer call.
+      last_layer: name of its last layer call; `--cut` after it reproduces this stage.
       parameters: number of elements of its trainable variables.
-      variable_bytes: bytes of its variables on each device.
-      gradient_bytes: bytes of the gradients of its trainable variables on each device.
-      optimizer_bytes: bytes of their optimizer state on each device.
+      bytes: bytes on each device of its variables, of the gradients and the optimizer state of trainable ones, and, for each
+        micro-batch, of the activations that are kept for the backward pass, including received tensors.
       reduced_bytes: bytes of the full gradients, which are summed over replicas.
-      activation_bytes: bytes of each micro-batch that are kept for the backward pass, including received tensors.
       operations: multiplications and additions of the forward pass of a micro-batch.
-      sent_tensors: tensors that it sends to the next stage for each micro-batch.
-      seconds: measured times of a micro-batch; None if they were not measured.
+      sent: tensors that it sends to the next stage for each micro-batch.
+      forward_seconds: measured time of the forward pass of a micro-batch; None if it was not measured.
+      backward_seconds: the same of the backward pass.
     """
 
-    first: str
-    last: str
+    first_layer: str
+    last_layer: str
     parameters: int
-    variable_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
+    bytes: dict[str, int]
     reduced_bytes: int
-    activation_bytes: int
     operations: int
-    sent_tensors: tuple[SentTensor, ...]
-    seconds: StageSeconds | None
+    sent: tuple[SentTensor, ...]
+    forward_seconds: float | None
+    backward_seconds: float | None
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that it sends to the next stage for each micro-batch."""
-        return sum(tensor.bytes for tensor in self.sent_tensors)
+        return sum(tensor.bytes for tensor in self.sent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +80,8 @@ class SchedulePlan:
     """The plan of one schedule.
 
     Attributes:
-      name: the schedule, as in `--pipeline_schedule`.
-      idle_fraction: fraction of the time in which processes do not compute, predicted from the costs of the stages.
+      schedule: as in `--pipeline_schedule`.
+      idle: fraction of the time in which processes do not compute, predicted from the costs of the stages.
       live_micro_batches: for each process, the largest number of micro-batches whose activations it keeps at the same time.
       process_bytes: for each process, bytes per device of variables, gradients, optimizer state, older weights and live
         activations; of the replica with the largest part, if optimizer state is sharded over replicas.
@@ -94,8 +91,8 @@ class SchedulePlan:
       step_seconds: predicted time of all micro-batches; None if stages were not measured.
     """
 
-    name: str
-    idle_fraction: float
+    schedule: str
+    idle: float
     live_micro_batches: tuple[int, ...]
     process_bytes: tuple[int, ...]
     older_weights_bytes: tuple[int, ...]
@@ -185,7 +182,7 @@ def plan_pipeline(
     stages = planner.stages(requested_schedule.stages)
     check_without_flush(requested_schedule.name, shared=next((variable.path for variable, _ in stages.cut.shared), ""))
     order = {name: number for number, name in enumerate(_REFERENCE_SCHEDULES)}
-    sorted_plans = sorted(plans.values(), key=lambda plan: order.get(plan.name, -1))
+    sorted_plans = sorted(plans.values(), key=lambda plan: order.get(plan.schedule, -1))
     shared = tuple(
         SharedVariable(variable.path, keras_internals.bytes_of(variable), numbers)
         for variable, numbers in stages.cut.shared
@@ -237,43 +234,45 @@ class _Planner:
 
     def plan(self, schedule: Schedule) -> SchedulePlan:
         stages = self.stages(schedule.stages)
-        seconds = [plan.seconds for plan in stages.plans if plan.seconds]
-        forward = [stage_cost.forward for stage_cost in seconds] or [float(plan.operations) for plan in stages.plans]
-        backward = [stage_cost.backward for stage_cost in seconds] or [2 * stage_cost for stage_cost in forward]
+        forward = [float(plan.operations) for plan in stages.plans]
+        backward = [2 * operations for operations in forward]
+        if self.measure_stages:
+            forward = [plan.forward_seconds or 0.0 for plan in stages.plans]
+            backward = [plan.backward_seconds or 0.0 for plan in stages.plans]
         idle, makespan = idle_and_makespan(schedule, forward, backward)
-        activations = schedule.live_activations([plan.activation_bytes for plan in stages.plans])
+        activations = schedule.live_activations([plan.bytes["activations"] for plan in stages.plans])
         state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
         delays = schedule.delays or (0,) * schedule.processes
-        versions = [delay * plan.gradient_bytes for plan, delay in zip(stages.plans, delays, strict=False)]
+        versions = [delay * plan.bytes["gradients"] for plan, delay in zip(stages.plans, delays, strict=False)]
         sizes = zip(state, versions, activations, strict=True)
         return SchedulePlan(
             schedule.name,
             idle,
             tuple(int(count) for count in schedule.live_activations()),
-            tuple(
-                state_bytes + version_bytes + int(activation_bytes)
-                for state_bytes, version_bytes, activation_bytes in sizes
-            ),
+            tuple(variables + old_weights + int(kept) for variables, old_weights, kept in sizes),
             tuple(versions),
             sent_bytes_per_step(schedule, stages.plans, stages.cut),
-            makespan if seconds else None,
+            makespan if self.measure_stages else None,
         )
 
     def _stage(self, cut: Cut, number: int, operations: int) -> StagePlan:
         stage = cut.stages[number]
         calls, trainable = cut.call_names(stage), stage.variables.trainable
         received_bytes = sum(crossing.bytes for crossing in stage.received)
+        seconds = measure_stage(cut, stage, self.rows) if self.measure_stages else None
         return StagePlan(
-            first=calls[0],
-            last=calls[-1],
+            first_layer=calls[0],
+            last_layer=calls[-1],
             parameters=sum(variable.shape.num_elements() for variable in trainable),
-            variable_bytes=sum(map(self.device_bytes, stage.variables.all)),
-            gradient_bytes=sum(map(self.device_bytes, trainable)),
-            optimizer_bytes=sum(self._slot_bytes(variable) for variable in trainable),
+            bytes={
+                "variables": sum(map(self.device_bytes, stage.variables.all)),
+                "gradients": sum(map(self.device_bytes, trainable)),
+                "optimizer_state": sum(map(self._slot_bytes, trainable)),
+                "activations": self.rows * (cut.activation_bytes(stage) + received_bytes),
+            },
             reduced_bytes=sum(map(keras_internals.bytes_of, trainable)),
-            activation_bytes=self.rows * (cut.activation_bytes(stage) + received_bytes),
             operations=operations,
-            sent_tensors=tuple(
+            sent=tuple(
                 SentTensor(
                     tensor.name,
                     tuple(crossing.spec.shape),
@@ -283,7 +282,8 @@ class _Planner:
                 )
                 for tensor, crossing in zip(stage.sent, crossing_specs(stage.sent, self.rows), strict=True)
             ),
-            seconds=measure_stage(cut, stage, self.rows) if self.measure_stages else None,
+            forward_seconds=seconds.forward if seconds else None,
+            backward_seconds=seconds.backward if seconds else None,
         )
 
     def optimizer_parts(self, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
@@ -324,7 +324,7 @@ def sent_bytes_per_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cu
         if process != next_process:
             sent_bytes[process] += schedule.micro_batches * stage.sent_bytes
             sent_bytes[next_process] += schedule.micro_batches * sum(
-                tensor.bytes for tensor in stage.sent_tensors if tensor.has_gradient
+                tensor.bytes for tensor in stage.sent if tensor.has_gradient
             )
     for variable, numbers in cut.shared:
         first, *other_processes = schedule.processes_of(numbers)
