@@ -42,6 +42,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     seconds = load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import dry_run, run
     from tfdist.trainer.data_warnings import check_examples
+    from tfdist.trainer.early_stopping import check_monitored_metrics
     from tfdist.trainer.options import Checks, Schedule
 
     with run.open_session(config, context) as session:
@@ -55,7 +56,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         with show_temporarily("Building the model ...") if session.strategy.is_chief else contextlib.nullcontext():
             trainer = run.make_trainer(session, session.strategy)
             program = trainer.build(session.data.train)
-        run.check_metrics(config, callbacks, trainer, evaluates=session.data.test is not None)
+        check_monitored_metrics(callbacks, config.best, program, session.data.test is not None)
         # Reports invalid data before the directory is created; `fit` logs the warnings.
         examples, options = (session.data.train, session.data.test), (program.settings, program.dependence)
         findings = check_examples(session.strategy, trainer.model, *examples, *options)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.cli.output import Output
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.config.layouts import ProcessGrid, Shard, parse_grid
+from tfdist.config.layouts import ProcessGrid, Shard, parse_grid, parse_layout, unused_rule_warnings
 from tfdist.config.mesh import Mesh, parse_mesh
 from tfdist.config.pipeline import parse_cut
 from tfdist.config.staleness import parse_staleness
@@ -17,7 +17,7 @@ from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.reporting.plain_reporter import text_table
 
 if TYPE_CHECKING:
-    from tfdist.planning.layout_plan import AbstractModel, Plan, SpreadPlan, VariablePlan
+    from tfdist.planning.layout_plan import AbstractModel, Plan, VariablePlan
     from tfdist.planning.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
 
 _AXIS = "data"
@@ -93,65 +93,67 @@ def _replica_lines(plan: "Plan", parts: Sequence[int], rows: int, config: Layout
         yield f"Updated weights of {totals['gradients']} are gathered from them once per step."
 
 
-def _spread_lines(spread: "SpreadPlan") -> Iterator[str]:
+def _spread_variables(spread: "Plan", is_replicated: bool) -> "list[VariablePlan]":
+    """Returns the trainable variables that are replicated on the devices of a process, or else those that are sharded."""
+    return [v for v in spread.variables if v.trainable and v.is_replicated(spread.mesh) == is_replicated]
+
+
+def _spread_lines(spread: "Plan") -> Iterator[str]:
     """Yields lines about layouts of variables and communication between the devices of a process."""
-    mesh = spread.plan.mesh
     rows = [
         (
             v.path,
             " ".join(v.dims),
             "x".join(map(str, v.shape)),
             str(v.placement.computation),
-            byte_size(v.bytes_per_device(mesh)["parameters"]),
+            byte_size(v.bytes_per_device(spread.mesh)["parameters"]),
         )
-        for v in spread.sharded_variables
+        for v in _spread_variables(spread, is_replicated=False)
     ]
     if rows:
-        yield f"Sharded over the {spread.devices} devices of a process:"
+        yield f"Sharded over the {spread.mesh.size} devices of a process:"
         yield from text_table([("variable", "dims", "shape", "layout", "on a device"), *rows])
-    if variables := spread.replicated_variables:
+    if variables := _spread_variables(spread, is_replicated=True):
         paths = ", ".join(v.path for v in variables[:_MAX_LISTED]) + (", ..." if len(variables) > _MAX_LISTED else "")
         count = count_of(len(variables), "variable")
         yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))} ({paths})"
-    for warning in spread.warnings:
+    for warning in unused_rule_warnings(spread.rules, spread.dims, Shard(), spread.mesh):
         yield f"Warning: {warning}"
-    if spread.plan.traffic:
+    if spread.traffic:
         yield "Collectives of the devices for each micro-batch, with the size of the tensor on each device:"
-        collective_rows = [
-            (collective.purpose, collective.kind, byte_size(collective.bytes)) for collective in spread.plan.traffic
-        ]
+        collective_rows = [(traffic.purpose, traffic.kind, byte_size(traffic.bytes)) for traffic in spread.traffic]
         yield from text_table([("what", "operation", "size"), *collective_rows])
 
 
-def _spread_notes(spread: "SpreadPlan") -> Iterator[str]:
+def _spread_notes(spread: "Plan") -> Iterator[str]:
     """Yields notes about costs that the plan does not include."""
     yield (
         "Variables, gradients and optimizer state are counted per device, activations as on one device without --layout. "
         "In addition, the host of a process stores its unsharded gradients while they are reduced."
     )
-    if spread.plan.unknown_layers:
-        yield f"Not counted: communication of these nested layers: {', '.join(spread.plan.unknown_layers)}."
-    if spread.plan.unclear_layers:
-        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(spread.plan.unclear_layers)}."
+    if spread.unknown_layers:
+        yield f"Not counted: communication of these nested layers: {', '.join(spread.unknown_layers)}."
+    if spread.unclear_layers:
+        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(spread.unclear_layers)}."
 
 
-def _spread_facts(spread: "SpreadPlan | None") -> dict[str, Any]:
+def _spread_facts(spread: "Plan | None") -> dict[str, Any]:
     """Returns JSON values about sharding over the devices of a process."""
     if spread is None:
         return {"layout": {}, "sharded_variables": [], "collectives": [], "warnings": []}
     return {
-        "layout": dict(spread.rules),
+        "layout": {dim: axis for dim, axis in spread.rules.items() if dim != "batch"},
         "sharded_variables": [
             _variable_facts(v)
             | {
                 "dims": list(v.dims),
                 "layout": str(v.placement.computation),
-                "device_bytes": v.bytes_per_device(spread.plan.mesh)["parameters"],
+                "device_bytes": v.bytes_per_device(spread.mesh)["parameters"],
             }
-            for v in spread.sharded_variables
+            for v in _spread_variables(spread, is_replicated=False)
         ],
-        "collectives": collective_facts(spread.plan),
-        "warnings": spread.warnings,
+        "collectives": collective_facts(spread),
+        "warnings": unused_rule_warnings(spread.rules, spread.dims, Shard(), spread.mesh),
     }
 
 
@@ -173,13 +175,16 @@ def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
     import keras
 
     from tfdist.cluster.devices import limit_threads
-    from tfdist.planning.layout_plan import plan_spread, planned_model
+    from tfdist.planning.layout_plan import planned_model
     from tfdist.planning.pipeline_plan import plan_pipeline
 
     limit_threads(config.intra_op_threads)
     keras.utils.clear_session(free_memory=False)  # names of layers as in training
     abstract_model = planned_model(config)
-    spread = plan_spread(abstract_model, grid.devices, config.layout, rows) if grid.devices > 1 else None
+    spread = None
+    if grid.devices > 1:
+        mesh = Mesh({"data": 1, "model": grid.devices})
+        spread = abstract_model.plan(mesh, parse_layout(config.layout, mesh), Shard(), rows)
     plan = plan_pipeline(
         abstract_model.model,
         abstract_model.slots,
@@ -191,7 +196,7 @@ def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
         activation_compression=config.activation_compression,
         shards=grid.replicas if config.shard == "optimizer" else 1,
         measure_stages=config.measure_stages,
-        **({} if spread is None else {"device_bytes": spread.device_bytes}),
+        **({"device_bytes": abstract_model.device_bytes(spread)} if spread else {}),
     )
     notes = list(_notes(plan, grid, config, spread))
     for line in (*_lines(plan, grid, rows, config, spread), *notes):
@@ -218,7 +223,7 @@ def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
 
 
 def _lines(
-    plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig, spread: "SpreadPlan | None"
+    plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig, spread: "Plan | None"
 ) -> Iterator[str]:
     devices = f" with {grid.devices} devices each" if grid.devices > 1 else ""
     yield (
@@ -283,7 +288,7 @@ def _tensor(tensor: Any) -> str:
     return f"{tensor.name} ({'x'.join(map(str, tensor.shape))} {tensor.dtype}{back})"
 
 
-def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread: "SpreadPlan | None") -> Iterator[str]:
+def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread: "Plan | None") -> Iterator[str]:
     for name, reason in plan.impossible_schedules.items():
         yield f"Not possible: {name}. {reason}"
     if config.measure_stages:

@@ -58,7 +58,7 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.storage import path_of, storage_of
 from tfdist.synchronization.federated import divide_among_clients
 from tfdist.synchronization.server_updates import recorded_run, recorded_updates
-from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau, check_monitored_metrics
+from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
@@ -102,17 +102,6 @@ def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
         *([ReduceLROnPlateau(**dataclasses.asdict(decay))] if isinstance(decay, Plateau) else []),
         *_user_callbacks(config.callbacks, config.output_dir),
     ]
-
-
-def check_metrics(
-    config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback], trainer: Trainer, evaluates: bool
-) -> None:
-    """Checks the metrics of `--best`, `--early_stopping` and `--decay=plateau` before the run has a directory.
-
-    Raises:
-      InputError: the run does not measure one of them, or the better direction is not known.
-    """
-    check_monitored_metrics(callbacks, config.best, trainer.program, evaluates)
 
 
 def _user_callbacks(text: str, output_dir: str) -> Sequence[Any]:
@@ -584,11 +573,16 @@ def open_run(
         log_options = python_logging.ONLY_IN_FILE if can_overwrite(sys.stderr) else {}
         _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=log_options)
         warn_about_flags(config, strategy, trainer.model)
+        reporter, profile = Reporter(), NullProfile(config.profile_steps)
         if strategy.is_chief:
             _warn_of_lost_progress(resumed_from, config, directory)
+            loggers = make_loggers(config.parsed.loggers, LoggedRun(directory, dataclasses.asdict(config)))
+            reporter = chief_reporter(directory, sys.stderr, directory.records(), loggers)
+            if config.profile_steps:
+                profile = ProfileWindow(config.profile_steps, directory.tensorboard)
         reporting = Reporting(
-            reporter=_reporter(config, directory) if strategy.is_chief else Reporter(),
-            profile=_profile(config.profile_steps, directory, strategy.is_chief),
+            reporter=reporter,
+            profile=profile,
             ledger=ledger,
             strategy_reason=session.detection.cause,
             record_all_reduce_table=lambda table: directory.write(directory.all_reduce_table, table.encode()),
@@ -598,15 +592,6 @@ def open_run(
         )
         with _close_reporter(reporting.reporter):
             yield Run(directory, strategy.is_chief, checkpoints, reporting, time.monotonic())
-
-
-def _reporter(config: TrainConfig, directory: RunDirectory) -> Reporter:
-    loggers = make_loggers(config.parsed.loggers, LoggedRun(directory, dataclasses.asdict(config)))
-    return chief_reporter(directory, sys.stderr, directory.records(), loggers)
-
-
-def _profile(steps: str, directory: RunDirectory, is_chief: bool) -> NullProfile:
-    return ProfileWindow(steps, directory.tensorboard) if steps and is_chief else NullProfile(steps)
 
 
 def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: RunDirectory) -> None:

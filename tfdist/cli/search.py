@@ -9,11 +9,10 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfdist.cli import flags
 from tfdist.cli.early_checks import ProcessContext, check_cluster
-from tfdist.cluster.environment import Cluster
 from tfdist.config.search import BatchSizeSearch, LearningRateSearch
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError, byte_size
@@ -70,30 +69,16 @@ def _write(folder: StoragePath, name: str, results: Mapping[str, Any], config: T
             storage_of(path).replace(path, contents)
 
 
-class Facts(NamedTuple):
-    """Properties of a trial's job, read from its run directory.
-
-    Attributes:
-      examples: number of training examples.
-      replicas: number of replicas.
-      strategy: name of the strategy.
-    """
-
-    examples: int
-    replicas: int
-    strategy: str
-
-
 class TrainingTrials:
     """Prepares trials.
 
     Attributes:
-      facts: properties of the last successful trial; None before the first one.
+      facts: numbers of training examples and replicas, and the strategy, of the last successful trial; empty before.
       was_short: whether its steps took too little time to measure their speed; the next trial has more steps.
     """
 
     def __init__(self, config: TrainConfig, search: BatchSizeSearch):
-        self.facts: Facts | None = None
+        self.facts: dict[str, Any] = {}
         self.was_short = False
         self._config, self._search, self._timed_steps = config, search, search.steps // 2
 
@@ -128,7 +113,7 @@ class TrainingTrials:
         def read() -> float:
             directory = RunDirectory(path_of(run))
             start = directory.read_starts()[-1]
-            self.facts = Facts(start["examples"], start["replicas"], start["strategy"])
+            self.facts = {name: start[name] for name in ("examples", "replicas", "strategy")}
             last_record = [record for record in directory.records() if record["kind"] == "train"][-1]
             self._adapt(float(last_record["step_seconds"]))
             return float(last_record["examples_per_second"])
@@ -144,7 +129,13 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.
     """
-    _check_single_process(search, context.cluster)
+    cluster = context.cluster
+    if cluster.size > 1:
+        raise InputError(
+            "A search for the batch size must run in one process, which starts those of its trials. Received: a process "
+            f"of a job of {cluster.size} ({cluster.source}). Leave out the launcher, and give "
+            f'--find="batch_size(processes={cluster.local_size})".'
+        )
     if 0 < search.max < config.batch_size:
         raise InputError(
             f"A search for the batch size starts at --batch_size, which must be at most max. Received: "
@@ -161,13 +152,12 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
         result = batch_size.search(
             lambda size: _run_trial(trials, training, size),
             config.batch_size,
-            lambda: search.max or (training.facts.examples if training.facts else 0),
+            lambda: search.max or training.facts.get("examples", 0),
             memory,
             lambda trial: print(_row(trial), flush=True),
         )
-    results = {**result.to_json(), **(training.facts._asdict() if training.facts else {})}
     title = f"Speed and memory by batch size: {config.model}, {config.strategy}"
-    _write(folder, search.name, results, config, plot_batch_sizes(result, title))
+    _write(folder, search.name, result.to_json() | training.facts, config, plot_batch_sizes(result, title))
     print(result.describe())
     if result.fastest:
         print(
@@ -195,15 +185,6 @@ def _row(trial: Trial) -> str:
     if trial.failure:
         return f"{trial.batch_size:>10}  {'-':>10}  {'-':>10}  {trial.failure}"
     return f"{trial.batch_size:>10}  {trial.examples_per_second:>10.0f}  {byte_size(trial.memory_bytes):>10}"
-
-
-def _check_single_process(search: BatchSizeSearch, cluster: Cluster) -> None:
-    if cluster.size > 1:
-        raise InputError(
-            "A search for the batch size must run in one process, which starts those of its trials. Received: a process "
-            f"of a job of {cluster.size} ({cluster.source}). Leave out the launcher, and give "
-            f'--find="batch_size(processes={cluster.local_size})".'
-        )
 
 
 def search_learning_rate(config: TrainConfig, search: LearningRateSearch, context: ProcessContext) -> int:
@@ -265,11 +246,7 @@ def _usage(config: TrainConfig, rate: float) -> str:
 
 
 def run(config: TrainConfig, context: ProcessContext) -> int:
-    """Runs the search of `--find`, prints the result, and writes it to the output directory; returns the exit code.
-
-    Raises:
-      InputError: the output directory cannot be used, or the search is not possible here.
-    """
+    """Runs the search of `--find`, prints the result, and writes it to the output directory; returns the exit code."""
     search = config.parsed.find
     if isinstance(search, BatchSizeSearch):
         return search_batch_size(config, search, context)

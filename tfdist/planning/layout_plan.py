@@ -18,9 +18,7 @@ from tfdist.config.layouts import (
     Placement,
     Shard,
     layout_by_rules,
-    parse_layout,
     resolve_optional_dims,
-    unused_rule_warnings,
 )
 from tfdist.config.mesh import Mesh
 from tfdist.distribution.variable_layouts import (
@@ -481,6 +479,7 @@ class Plan:
 
     Attributes:
       mesh: mesh of the plan.
+      rules: axis by dim.
       variables: the model's variables.
       traffic: communication of a step.
       activations: bytes of the layers' outputs for the rows of one device.
@@ -490,6 +489,7 @@ class Plan:
     """
 
     mesh: Mesh
+    rules: Mapping[str, str]
     variables: list[VariablePlan]
     traffic: list[Traffic]
     activations: int
@@ -576,7 +576,15 @@ class AbstractModel:
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
         dims = frozenset(activations.dims | attends | set(self.dims))
         unclear_layers = list(find_unclear_layers(self._layers, activations, mesh, rules))
-        return Plan(mesh, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers)
+        return Plan(mesh, rules, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers)
+
+    def device_bytes(self, plan: Plan) -> Callable[[keras.Variable], int]:
+        """Returns a function that returns the bytes of a variable on each device; only trainable variables are sharded."""
+        sizes = {
+            id(variable): v.bytes_per_device(plan.mesh)["parameters"] if v.trainable else v.bytes
+            for variable, v in zip(self.variables, plan.variables, strict=True)
+        }
+        return lambda variable: sizes[id(variable)]
 
     def _plan_variable(
         self, uninitialized: keras_internals.UninitializedVariable, mesh: Mesh, rules: Mapping[str, str], shard: Shard
@@ -707,57 +715,3 @@ def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
         id(part) for x in attentions for part in keras_internals.layers_of(x)
     }
     return known_layers, [keras_internals.path_of(layer) for layer in layers if id(layer) not in counted_ids]
-
-
-@dataclasses.dataclass(frozen=True)
-class SpreadPlan:
-    """The plan of sharding over the devices of a process.
-
-    Attributes:
-      plan: layouts of the variables of all stages, and the communication of a micro-batch.
-      rules: axis by dim.
-      variable_plans: the plan of each variable, by the variable's id.
-    """
-
-    plan: Plan
-    rules: Mapping[str, str]
-    variable_plans: Mapping[int, VariablePlan]
-
-    @property
-    def devices(self) -> int:
-        """Number of devices of a process."""
-        return self.plan.mesh.size
-
-    @property
-    def sharded_variables(self) -> list[VariablePlan]:
-        """The sharded variables, which are trainable; others stay on the host."""
-        return [v for v in self.plan.variables if v.trainable and not v.is_replicated(self.plan.mesh)]
-
-    @property
-    def replicated_variables(self) -> list[VariablePlan]:
-        """The replicated trainable variables."""
-        return [v for v in self.plan.variables if v.trainable and v.is_replicated(self.plan.mesh)]
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings about rules without effect and unused axes."""
-        return unused_rule_warnings(self.rules, self.plan.dims, Shard(), self.plan.mesh)
-
-    def device_bytes(self, variable: keras.Variable) -> int:
-        """Returns the bytes of a variable on each device."""
-        variable_plan = self.variable_plans[id(variable)]
-        parts = variable_plan.placement.storage.parts(self.plan.mesh) if variable_plan.trainable else 1
-        return keras_internals.bytes_of(variable) // parts
-
-
-def plan_spread(abstract_model: AbstractModel, devices: int, layout: str, rows: int) -> SpreadPlan:
-    """Plans the layouts of a model's stages on the devices of their processes.
-
-    Raises:
-      InputError: a rule cannot be applied.
-    """
-    mesh = Mesh({"data": 1, "model": devices})
-    rules = parse_layout(layout, mesh)
-    plan = abstract_model.plan(mesh, rules, Shard(), rows)
-    model_rules = {dim: axis for dim, axis in rules.items() if dim != "batch"}
-    return SpreadPlan(plan, model_rules, dict(zip(map(id, abstract_model.variables), plan.variables, strict=True)))
