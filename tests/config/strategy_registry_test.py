@@ -81,10 +81,6 @@ def test_unknown_strategies_are_refused_when_flags_are_read():
     assert strategy_declaration("own.module:Class") == Declaration(name="own.module:Class")
 
 
-def test_every_strategy_that_takes_an_option():
-    assert strategies_with("devices") == ("mirrored", "mesh")
-
-
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(RUN_KERAS_FIT)))
 def test_keras_fit_is_refused_when_flags_are_read(name):
     with pytest.raises(
@@ -121,10 +117,6 @@ def test_what_is_refused_without_a_flush(name: str) -> None:
         check_without_flush("pipedream(vertical_sync=True)", **{name: value})
     assert f", or use 1f1b. Received: {received} --pipeline_schedule=pipedream(vertical_sync=True)." in str(error.value)
     check_without_flush("1f1b", **{name: value})
-
-
-def test_what_is_not() -> None:
-    check_without_flush("2bw")
 
 
 @pytest.mark.parametrize(
