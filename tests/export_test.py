@@ -216,19 +216,6 @@ def test_what_the_engine_says_is_not_about_the_file(run, tmp_path, monkeypatch):
         export.main(run, ExportConfig(format="saved_model", output="served"))
 
 
-@pytest.mark.parametrize("name", ["pathlib.Path.mkdir", "tempfile.TemporaryDirectory", "pathlib.Path.rename"])
-def test_what_the_system_refuses_at_the_end(run, name, tmp_path, monkeypatch):
-    """As if the directory was removed or became read-only in the meantime."""
-
-    def refuse(*args, **named):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    write = export._write
-    monkeypatch.setattr(export, "_write", lambda *args: (monkeypatch.setattr(name, refuse), write(*args)))
-    with pytest.raises(InputError, match=r"a\.safetensors \(Read-only file system\)"):
-        export.main(run, ExportConfig(format="safetensors", output=str(tmp_path / "new" / "a.safetensors")))
-
-
 def test_a_run_without_checkpoints_has_its_model(run, wanted, tmp_path, capsys):
     """Which is converted to another format."""
     copy = shutil.copytree(run, tmp_path / "run", ignore=lambda *_: ["checkpoints"])

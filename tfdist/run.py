@@ -4,7 +4,6 @@ import os
 import pathlib
 import runpy
 import sys
-import threading
 from collections.abc import Sequence
 
 from tfdist.cli import command, early_checks
@@ -12,8 +11,6 @@ from tfdist.cluster.exit_status import message_with_location
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.job_config import RunConfig
 from tfdist.errors import ExitCode, InputError, naming_arguments
-
-_EXECUTORS = ("concurrent.futures.", "joblib.", "loky.")
 
 
 def main(arguments: Sequence[str], config: RunConfig) -> int:
@@ -62,7 +59,10 @@ def check_script(script: pathlib.Path) -> None:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a file like `python script arguments`; raises its errors, but not a successful `SystemExit`."""
+    """Runs a file like `python script arguments`; raises its errors, but not a successful `SystemExit`.
+
+    A script must join the threads in which it trains.
+    """
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     try:
@@ -74,19 +74,6 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     except SystemExit as end:
         if end.code is not None and end.code != 0:
             raise
-    _wait_for_threads()
-
-
-def _wait_for_threads() -> None:
-    """Waits for the script's threads, as Python does at exit, because they may be training."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon and not _is_executor_thread(thread):
-            thread.join()
-
-
-def _is_executor_thread(thread: threading.Thread) -> bool:
-    modules = (getattr(item, "__module__", "") for item in (type(thread), getattr(thread, "_target", None)))
-    return any(str(module).startswith(_EXECUTORS) for module in modules)
 
 
 _EXAMPLES = (

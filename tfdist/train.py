@@ -40,7 +40,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         print(decision[0])
         return 0
     seconds = load_tensorflow()  # imported late, after parsing flags
-    from tfdist.cli import dry_run, run
+    from tfdist.cli import run
     from tfdist.trainer.data_warnings import check_examples
     from tfdist.trainer.early_stopping import check_monitored_metrics
     from tfdist.trainer.options import Checks, Schedule
@@ -61,7 +61,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         examples, options = (session.data.train, session.data.test), (program.settings, program.dependence)
         findings = check_examples(session.strategy, trainer.model, *examples, *options)
         if config.dry_run:
-            dry_run.describe(session, trainer, output)
+            run.describe(session, trainer, output)
             return 0
         with run.open_run(session, target, trainer, findings, loading_seconds=seconds) as active_run:
             trainer.fit(

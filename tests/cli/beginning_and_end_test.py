@@ -164,9 +164,3 @@ def test_the_best_of_one_evaluation_or_of_none_is_not_mentioned(records, line, t
     found = summary(run(tmp_path, 4.25, monkeypatch, every="0"), records, None)
     assert found[1] == f"{line}trained to step {records[-1]['step']} in 4.2 s"
     assert found[2].endswith("or tfdist export") and len(found) == 5
-
-
-def test_a_best_value_that_was_exported_is_mentioned_instead(tmp_path, monkeypatch):
-    best = BestValue("val_loss", "min", 0.4, 20)
-    found = summary(run(tmp_path, 1.0, monkeypatch), RECORDS, best)[1]
-    assert found.startswith(f"best {best}, exported as model.keras; ")

@@ -1,6 +1,5 @@
 """`--config`, a YAML file with flags."""
 
-import dataclasses
 import pathlib
 import re
 from collections.abc import Callable

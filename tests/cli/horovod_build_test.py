@@ -6,7 +6,6 @@ import pathlib
 import re
 import stat
 import sys
-from collections.abc import Callable
 
 import pytest
 

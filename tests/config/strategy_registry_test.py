@@ -19,7 +19,6 @@ from tfdist.config.strategy_registry import (
     REFERENCE,
     RUN_KERAS_FIT,
     Declaration,
-    strategies_with,
     strategy_declaration,
 )
 from tfdist.config.train_config import TrainConfig

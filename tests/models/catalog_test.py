@@ -149,15 +149,8 @@ def test_a_users_function(user_module, signature, body, spec, shapes):
 @pytest.mark.parametrize(
     ("text", "spec", "message"),
     [
-        (
-            "import no_such_module_at_all",
-            "f",
-            "import failed: ModuleNotFoundError: No module named 'no_such_module_at_all'",
-        ),
-        ("def f(:", "f", "import failed: SyntaxError"),
         ("def f(): return 3", "f", "must return a keras.Model. Received: int"),
         ("f = 3", "f", "must name a function. Received: int."),
-        ("def model(): return 3", "modle", 'Did you mean "model"'),
     ],
 )
 def test_what_is_wrong_with_a_users_function(user_module, text, spec, message):
@@ -213,9 +206,7 @@ def test_bad_arguments(name, arguments, message):
             "--model=gpt is not known.* Known: cnn, mlp, resnet50, transformer. For your own, use package.module:function",
         ),
         ("mlp(hiden=(3,))", 'mlp has no parameter "hiden".*Did you mean "hidden"'),
-        ("mlp(hidden=(3,)", "column 4: '\\(' was never closed"),
         ("mlp(hidden=-3)", "--model=mlp.hidden=-3. must not fail. Received: ValueError: .*units=-3"),
-        ("no.such.package:f", "import failed: ModuleNotFoundError: No module named 'no'"),
     ],
 )
 def test_bad_specs(spec, message):

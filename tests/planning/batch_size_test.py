@@ -3,8 +3,7 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.planning.batch_size import BatchSizes, search
-from tfdist.planning.rate_curve import plot_batch_sizes
+from tfdist.planning.batch_size import search
 from tfdist.planning.trials import Trial
 
 GIB = 2**30
@@ -68,16 +67,6 @@ def test_what_is_said_about_sizes_that_do_not_fit():
     nothing, _ = searched(1, 0)
     assert nothing.describe() == "No batch size fits: even 1 needs more than 1.0 GiB."
     assert nothing.fastest is None and nothing.to_json()["largest"] is None
-
-
-@pytest.mark.parametrize("trials", [[], [Trial(8, "more than 1.0 GiB", 0.0, GIB)], [Trial(8, "", 5.0, 99)]])
-def test_the_picture_of_any_result(trials):
-    assert plot_batch_sizes(BatchSizes(trials, GIB, 8), "$ title").startswith(b"\x89PNG")
-
-
-def test_it_is_shown_in_one_line():
-    result, _ = searched(64, 100)
-    assert repr(result) == "<BatchSizes: largest 64, fastest 64, 2 trials>"
 
 
 def test_halving_ends_at_a_size_that_the_devices_cannot_share():

@@ -69,12 +69,6 @@ def test_the_suggestion_is_a_stable_rate_that_learns(curvature, noise):
     assert result.rates[-1] < result.diverged and len(result.losses) == len(result.smoothed) == len(result.rates)
 
 
-def test_it_is_shown_in_one_line():
-    assert repr(learning_rates([0.1], [math.nan], 8)) == (
-        "<LearningRates: suggestion None, lowest None, diverged 0.1, 0 steps>"
-    )
-
-
 def test_one_huge_loss_before_the_divergence_does_not_change_the_suggestion():
     rates = rates_between(1e-5, 1.0, 50)
     losses = [*np.linspace(2.0, 2.0, 20), *np.linspace(1.9, 0.6, 15), 0.6, 0.7]

@@ -206,7 +206,7 @@ def test_private_corners_are_touched_in_one_place():
 # Quoted names of strategies that mean something else.
 OTHER_MEANINGS = {
     "tfdist.__main__": {"horovod"},  # the Python package
-    "tfdist.planning.benchmark_config": {"tpu"},  # the flag --tpu
+    "tfdist.bench": {"tpu"},  # the flag --tpu
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
     "tfdist.cli.layout_reports": {"mesh"},  # a key of its JSON

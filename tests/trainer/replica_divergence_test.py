@@ -115,5 +115,5 @@ def test_processes_that_differ_are_named_on_all_of_them():
 
 
 def test_what_is_looked_at_needs_an_interval():
-    with pytest.raises(InputError, match="--check_sync needs an interval"):
+    with pytest.raises(InputError, match="--check_sync needs --check_sync_every"):
         TrainConfig(check_sync="gradients")

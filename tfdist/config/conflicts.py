@@ -47,16 +47,19 @@ _EXCLUDING_FLAGS: tuple[tuple[str, Callable[[Any], Any], Refusals], ...] = (
     ("sync", lambda c: c.parsed.sync.trains_clients, _CLIENTS),
     ("find", lambda c: c.find, _SEARCH),
 )
+# Flags that need another one.
+_NEEDED = {
+    "check_sync": "check_sync_every",
+    "commit_dir": "commit_every",
+    "compression_max_error": "compression_check_every",
+    "shard_axis": "shard",
+    "warmup_start": "warmup_steps",
+}
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("steps", "epochs"),
         lambda c: c.steps and c.epochs,
         "The length of a run is given in steps or in epochs: one of --steps and --epochs must be 0.",
-    ),
-    (
-        ("shard_axis", "shard"),
-        lambda c: c.shard_axis and c.shard == "none",
-        "--shard_axis needs --shard: add --shard=optimizer, gradients or parameters or leave out --shard_axis.",
     ),
     (
         ("jit_compile", "batch_norm"),
@@ -68,11 +71,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         lambda c: (c.lr_scaling != "none") != bool(c.base_batch_size),
         "Learning-rate scaling needs the batch size for which --learning_rate was tuned: give both --lr_scaling and "
         "--base_batch_size or neither.",
-    ),
-    (
-        ("warmup_start", "warmup_steps"),
-        lambda c: c.warmup_start and not c.warmup_steps,
-        "A warmup needs steps: add --warmup_steps or leave out --warmup_start.",
     ),
     (
         ("decay", "warmup_steps"),
@@ -117,16 +115,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "--float64 sets the precision: leave out --precision or --float64.",
     ),
     (
-        ("commit_dir", "commit_every"),
-        lambda c: c.commit_dir and not c.commit_every,
-        "--commit_dir needs an interval between commits: add --commit_every or leave out --commit_dir.",
-    ),
-    (
-        ("check_sync", "check_sync_every"),
-        lambda c: c.check_sync != "variables" and not c.check_sync_every,
-        "--check_sync needs an interval between checks: add --check_sync_every or leave out --check_sync.",
-    ),
-    (
         ("clip_norm", "clip_value"),
         lambda c: c.clip_norm and c.clip_value,
         "Gradients are clipped by their norm or by value: one of --clip_norm and --clip_value must be 0.",
@@ -141,12 +129,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         lambda c: c.accumulate_steps > 1 and c.batch_norm == "synchronized",
         "Synchronized normalization computes its moments over all rows at once, but accumulation splits the rows: use "
         "--batch_norm=local or --accumulate_steps=1.",
-    ),
-    (
-        ("compression_max_error", "compression_check_every"),
-        lambda c: c.compression_max_error and not c.compression_check_every,
-        "A limit on the compression error needs a check: add --compression_check_every or leave out "
-        "--compression_max_error.",
     ),
     (
         ("learning_rate", "optimizer"),
@@ -188,6 +170,10 @@ def check_rules(config: Any, defaults: Any) -> None:
     for names, is_violated, rule in _RULES:
         if all(hasattr(config, name) for name in names) and is_violated(config):
             raise conflict_error(rule, config, names)
+    for name, other in _NEEDED.items():
+        is_set = [hasattr(config, flag) and getattr(config, flag) != getattr(defaults, flag) for flag in (name, other)]
+        if is_set == [True, False]:
+            raise conflict_error(f"--{name} needs --{other}: add it or leave out --{name}.", config, (name, other))
     for name, excludes, refusals in _EXCLUDING_FLAGS:
         if hasattr(config, name) and excludes(config):
             check_refusals(config, refusals, name, defaults)

@@ -53,7 +53,12 @@ class Activation:
 
 
 class Activations:
-    """Layouts of the inputs and outputs of layers; tensors without known dim names are sharded by rows only."""
+    """Layouts of the inputs and outputs of layers; tensors without known dim names are sharded by rows only.
+
+    Attributes:
+      mesh: mesh to plan for.
+      rules: axis by dim.
+    """
 
     def __init__(
         self,
@@ -72,7 +77,7 @@ class Activations:
           rules: axis by dim.
           rows: number of rows of a global batch.
         """
-        self._mesh, self._rules, self._rows = mesh, rules, rows
+        self.mesh, self.rules, self._rows = mesh, rules, rows
         self._names: dict[int, Dims] = {}
         for layer in layers:
             if not keras.tree.flatten(layer.input):  # an input layer
@@ -86,10 +91,8 @@ class Activations:
 
     def _check_constraint(self, layer: keras.Layer, dims: Dims) -> Dims:
         """Returns the dim names of a constraint; raises `InputError` if the rules cannot be applied to them."""
-        names = tuple(resolve_optional_dims(dims, self._rules))
-        layout_by_rules(
-            layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",)
-        )
+        names = tuple(resolve_optional_dims(dims, self.rules))
+        layout_by_rules(layer.name, names, _shape(layer.output, self._rows), self.rules, self.mesh, lenient=("batch",))
         return names
 
     def is_kept(self, layer: keras.Layer) -> bool:
@@ -106,14 +109,14 @@ class Activations:
         tensor = first(tensors)
         axes: list[str | None] = []
         for name, size in zip(self._names_of(tensor), _shape(tensor, self._rows), strict=True):
-            axis = self._rules.get(name) if name else None
-            fits = self._mesh.splits(axis) and axis not in axes and not size % self._mesh.axes[axis]
+            axis = self.rules.get(name) if name else None
+            fits = self.mesh.splits(axis) and axis not in axes and not size % self.mesh.axes[axis]
             axes.append(axis if fits else None)
         return Activation(tuple(axes), self.bytes_with(tensor, axes))
 
     def bytes_with(self, tensor: keras.KerasTensor, axes: Sequence[str | None]) -> int:
         """Returns the bytes per device of a tensor with these axes."""
-        parts = math.prod(self._mesh.axes[axis] for axis in axes if axis)
+        parts = math.prod(self.mesh.axes[axis] for axis in axes if axis)
         return math.prod(_shape(tensor, self._rows)) * tf.as_dtype(tensor.dtype).size // parts
 
     def bytes(self, tensors: object) -> int:
@@ -174,22 +177,22 @@ _KEYS = ("key", "value")  # projections in Keras's attention layers
 
 
 def layer_communication(
-    model: keras.Model, layers: Sequence[keras.Layer], activations: Activations, mesh: Mesh, rules: Mapping[str, str]
+    model: keras.Model, layers: Sequence[keras.Layer], activations: Activations
 ) -> Iterator[Traffic]:
     """Yields the communication of layers in the forward and backward pass."""
-    batch = rules["batch"]
+    mesh, batch = activations.mesh, activations.rules["batch"]
     without_gradients = _without_gradients(model, layers)
     yield from _gradients_of_lookups(layers, activations)
     for layer in layers:
         is_learned = any(id(tensor) not in without_gradients for tensor in keras.tree.flatten(layer.input))
         if isinstance(layer, keras.layers.Embedding):
-            yield from _lookup(layer, activations, mesh)
+            yield from _lookup(layer, activations)
         elif isinstance(layer, ATTENTIONS):
-            yield from _attention(layer, activations, mesh, rules, without_gradients)
+            yield from _attention(layer, activations, without_gradients)
         elif isinstance(layer, MixtureOfExperts):
-            yield from _experts(layer, activations, mesh, batch)
+            yield from _experts(layer, activations)
         elif isinstance(layer, keras.layers.Dense):
-            yield from _dense(layer, activations, mesh, batch, is_learned)
+            yield from _dense(layer, activations, is_learned)
         elif isinstance(layer, keras.layers.BatchNormalization) and mesh.splits(batch):
             size = keras_internals.bytes_of(layer.moving_mean)
             yield Traffic(f"moments of {layer.path}, and their gradients", "all-reduce", batch, 2 * size)
@@ -202,33 +205,30 @@ def layer_communication(
                 yield Traffic("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, rows))
 
 
-def find_unclear_layers(
-    layers: Sequence[keras.Layer], activations: Activations, mesh: Mesh, rules: Mapping[str, str]
-) -> Iterator[str]:
+def find_unclear_layers(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[str]:
     """Yields the paths of layers whose layout is chosen by the engine.
 
     These are dense layers with a replicated input whose kernel is sharded along its inputs, attention with a sharded context
     and a replicated input, constraints that move an axis to another dim, LoRA, and other layers with a sharded input and an
     output whose layout is not fully known.
     """
-    context = rules.get("context")
+    context = activations.rules.get("context")
     for layer in layers:
         if not keras.tree.flatten(layer.input):
             continue
-        needs_context = isinstance(layer, ATTENTIONS) and mesh.splits(context)
-        if _is_unclear(layer, activations, mesh) or (
-            needs_context and context not in activations.of(layer.input).sequence_axes
-        ):
+        needs_context = isinstance(layer, ATTENTIONS) and activations.mesh.splits(context)
+        lacks_context = needs_context and context not in activations.of(layer.input).sequence_axes
+        if lacks_context or _is_unclear(layer, activations):
             yield keras_internals.path_of(layer)
 
 
-def _is_unclear(layer: keras.Layer, activations: Activations, mesh: Mesh) -> bool:
+def _is_unclear(layer: keras.Layer, activations: Activations) -> bool:
     input_axes, output_axes = activations.of(layer.input).axes, activations.of(layer.output).axes
     if getattr(layer, "lora_enabled", False):
         return True
     if isinstance(layer, keras.layers.Dense):
         rows = keras_internals.layout_of(keras_internals.kernel_of(layer)).computation.axes[0]
-        return mesh.splits(rows) and input_axes[-1] != rows
+        return activations.mesh.splits(rows) and input_axes[-1] != rows
     if hasattr(layer, "tfdist_dims"):
         return any(axis and axis in output_axes and output_axes.index(axis) != i for i, axis in enumerate(input_axes))
     is_known = isinstance(layer, (keras.layers.Embedding, MixtureOfExperts, *ATTENTIONS))
@@ -236,20 +236,13 @@ def _is_unclear(layer: keras.Layer, activations: Activations, mesh: Mesh) -> boo
 
 
 def gradient_communication(
-    layers: Sequence[keras.Layer],
-    activations: Activations,
-    mesh: Mesh,
-    batch_axis: str,
-    sizes: Mapping[int, int],
-    shard: Shard,
+    layers: Sequence[keras.Layer], activations: Activations, sizes: Mapping[int, int], shard: Shard
 ) -> Iterator[Traffic]:
     """Yields the sums of gradients over axes along which their layers have different rows or parts of a sequence.
 
     Args:
       layers: layers with known inputs.
       activations: activations of these layers.
-      mesh: mesh to plan for.
-      batch_axis: axis over which the gradients of all variables are summed.
       sizes: by id of each trainable variable, bytes per device of the computed gradient.
       shard: sharding of the state; sharded gradients are not combined, because they do not exist at the same time.
     """
@@ -266,8 +259,8 @@ def gradient_communication(
         if constraint and isinstance(layer, keras.layers.Dense) and layer.use_bias:
             axes_of[id(layer.bias)] = list(dict.fromkeys([*axes_of[id(layer.bias)], *constraint.sequence_axes]))
     for variable, size in sizes.items():
-        sum_axes = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
-        bytes_by_axes[tuple(axis for axis in sum_axes if mesh.splits(axis))] += size
+        sum_axes = dict.fromkeys([activations.rules["batch"], *axes_of.get(variable, [])])
+        bytes_by_axes[tuple(axis for axis in sum_axes if activations.mesh.splits(axis))] += size
     for axes, total in bytes_by_axes.items():
         if axes:
             grouping = "together" if shard.combines_all_reduces else "one by one"
@@ -289,12 +282,10 @@ def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set
     return ids
 
 
-def _dense(
-    layer: keras.layers.Dense, activations: Activations, mesh: Mesh, batch: str, is_learned: bool
-) -> Iterator[Traffic]:
+def _dense(layer: keras.layers.Dense, activations: Activations, is_learned: bool) -> Iterator[Traffic]:
     """Yields partial sums over a sharded contracted dim (Megatron's f and g)."""
     rows, columns = (
-        axis if axis != batch and mesh.splits(axis) else None
+        axis if axis != activations.rules["batch"] and activations.mesh.splits(axis) else None
         for axis in keras_internals.layout_of(keras_internals.kernel_of(layer)).computation.axes
     )
     activation, source = activations.of(layer.input), first(layer.input)
@@ -312,9 +303,8 @@ def _dense(
         yield Traffic(f"gradient of the input of {layer.path}", "all-reduce", columns, gradient)
 
 
-def _attention(
-    layer: keras.Layer, activations: Activations, mesh: Mesh, rules: Mapping[str, str], without_gradients: set[int]
-) -> Iterator[Traffic]:
+def _attention(layer: keras.Layer, activations: Activations, without_gradients: set[int]) -> Iterator[Traffic]:
+    mesh, rules = activations.mesh, activations.rules
     heads, tensors = rules.get("heads"), {id(tensor): tensor for tensor in keras.tree.flatten(layer.input)}
     if heads != rules["batch"] and mesh.splits(heads):
         yield Traffic(f"output of {layer.path}", "all-reduce", heads, activations.of(layer.output).bytes)
@@ -339,8 +329,9 @@ def _attention(
         yield Traffic(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
 
 
-def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batch: str) -> Iterator[Traffic]:
+def _experts(layer: MixtureOfExperts, activations: Activations) -> Iterator[Traffic]:
     """Yields the exchange of tokens with experts and their gradients, or partial sums if each device has all tokens."""
+    mesh, batch = activations.mesh, activations.rules["batch"]
     activation, source = activations.of(layer.input), first(layer.input)
     all_tokens = activations.bytes_with(source, (activation.axes[0], None, None))
     if mesh.splits(batch):
@@ -404,7 +395,7 @@ def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activation
                 yield Traffic(f"gradient of the output of {keras_internals.path_of(source)}", "all-gather", axis, size)
 
 
-def _lookup(layer: keras.layers.Embedding, activations: Activations, mesh: Mesh) -> Iterator[Traffic]:
+def _lookup(layer: keras.layers.Embedding, activations: Activations) -> Iterator[Traffic]:
     """Yields the gathers of a lookup: DTensor needs the full table, and tokens that are sharded along rows only."""
     tokens = activations.of(layer.input)
     for axis in tokens.axes[1:]:
@@ -413,8 +404,8 @@ def _lookup(layer: keras.layers.Embedding, activations: Activations, mesh: Mesh)
             yield Traffic(f"tokens of {layer.path}", "all-gather", axis, size)
     variable = keras_internals.kernel_of(layer)
     vocabulary, *other_axes = keras_internals.layout_of(variable).computation.axes
-    if mesh.splits(vocabulary):
-        parts = Layout((None, *other_axes)).parts(mesh)
+    if activations.mesh.splits(vocabulary):
+        parts = Layout((None, *other_axes)).parts(activations.mesh)
         yield Traffic(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // parts)
 
 
@@ -566,8 +557,8 @@ class AbstractModel:
             if variable_plan.trainable and rules["batch"] not in variable_plan.placement.computation.axes
         }
         traffic = [
-            *layer_communication(self.model, self._layers, activations, mesh, rules),
-            *gradient_communication(self._layers, activations, mesh, rules["batch"], gradient_bytes, shard),
+            *layer_communication(self.model, self._layers, activations),
+            *gradient_communication(self._layers, activations, gradient_bytes, shard),
             *self._shard_communication(variables, mesh, shard),
         ]
         activation_bytes = sum(
@@ -575,7 +566,7 @@ class AbstractModel:
         )
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
         dims = frozenset(activations.dims | attends | set(self.dims))
-        unclear_layers = list(find_unclear_layers(self._layers, activations, mesh, rules))
+        unclear_layers = list(find_unclear_layers(self._layers, activations))
         return Plan(mesh, rules, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers)
 
     def device_bytes(self, plan: Plan) -> Callable[[keras.Variable], int]:
