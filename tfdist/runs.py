@@ -25,18 +25,9 @@ _SELECTION, _OUTPUT = "Selection", "Output"
 _MAX_LISTED = 10
 _MAX_METRICS = 3  # in the picture
 _PICTURE = "comparison.png"
-_SORT_KEYS: dict[str, Callable[[RunSummary], Any]] = {
-    "started": lambda run: run.start_time or 0.0,
-    "run": lambda run: run.name,
-    "status": lambda run: run.status,
-    "steps": lambda run: run.steps,
-    "time": lambda run: run.seconds or 0.0,
-}
-_FIELDS: dict[str, Callable[[RunSummary], str]] = {
-    "run": lambda run: run.name,
-    "status": lambda run: run.status,
-    "strategy": lambda run: run.strategy,
-}
+# Attributes of a `RunSummary` by name.
+_SORT_KEYS = {"started": "start_time", "run": "name", "status": "status", "steps": "steps", "time": "seconds"}
+_FIELDS = {"run": "name", "status": "status", "strategy": "strategy"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,8 +132,13 @@ def _reason(error: Exception) -> str:
 
 def _select(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
     matching_runs = [run for run in runs if all(_matches(run, *condition) for condition in _conditions(config.filter))]
-    key = _SORT_KEYS.get(config.sort)
-    if key is None:
+
+    def key_of(name: str) -> Callable[[RunSummary], Any]:
+        return lambda run: getattr(run, _SORT_KEYS[name]) or 0.0
+
+    if config.sort in _SORT_KEYS:
+        key = key_of(config.sort)
+    else:
         metrics = {name for run in runs for name in run.metrics}
         if config.sort not in metrics:
             raise InputError(f"--sort={config.sort} is not known.{nearest(config.sort, [*_SORT_KEYS, *metrics])}")
@@ -152,7 +148,7 @@ def _select(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
             best = run.best(config.sort)
             return best is not None, sign * best[1] if best else 0.0
 
-    chronological = sorted(matching_runs, key=_SORT_KEYS["started"])
+    chronological = sorted(matching_runs, key=key_of("started"))
     return sorted(chronological, key=key)[-config.limit :]
 
 
@@ -169,7 +165,7 @@ def _conditions(text: str) -> list[tuple[str, str]]:
 
 
 def _matches(run: RunSummary, name: str, pattern: str) -> bool:
-    value = _FIELDS[name](run) if name in _FIELDS else run.flags.get(name)
+    value = getattr(run, _FIELDS[name]) if name in _FIELDS else run.flags.get(name)
     return value is not None and (value == pattern or fnmatch.fnmatchcase(value, pattern))
 
 

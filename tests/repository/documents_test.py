@@ -12,7 +12,6 @@ from absl import flags as absl_flags
 
 from tfdist import bench, doctor, install_horovod, launch
 from tfdist.__main__ import commands
-from tfdist.cli import command as cli_command
 from tfdist.cli import flags
 from tfdist.config import job_config, layout_config, train_config
 from tfdist.config.trained_config import EvaluateConfig, PredictConfig
@@ -79,7 +78,7 @@ def known_flags(command: str) -> absl_flags.FlagValues:
     values = absl_flags.FlagValues()
     DEFINE[command](values)
     if command in WITH_JSON:
-        cli_command.define_json(values)
+        absl_flags.DEFINE_boolean("json", False, "", flag_values=values)
     return values
 
 

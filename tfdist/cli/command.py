@@ -200,7 +200,10 @@ def run(
         elif define:
             define(values)
         if has_json:
-            define_json(values)
+            json_help = (
+                "Print the result as one JSON object, and nothing else, on standard output (docs/reference/json.md)."
+            )
+            absl_flags.DEFINE_boolean("json", False, json_help, flag_values=values, module_name="Result")
         for flag in _HELP:
             help_flag = _HelpFlag(flag, False, "", short_name="h" if flag == "help" else None)
             absl_flags.DEFINE_flag(help_flag, values, __name__)
@@ -274,12 +277,6 @@ def _stack_on_sigusr1() -> Iterator[None]:
 
         with signals.handle_signals({signal.SIGUSR1: print_stack}):
             yield
-
-
-def define_json(values: absl_flags.FlagValues) -> None:
-    """Defines `--json`."""
-    about = "Print the result as one JSON object, and nothing else, on standard output (docs/reference/json.md)."
-    absl_flags.DEFINE_boolean("json", False, about, flag_values=values, module_name="Result")
 
 
 def parse(

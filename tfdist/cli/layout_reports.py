@@ -237,8 +237,8 @@ def _lines(
         tensors += ["..."] * (len(stage.sent) > _MAX_LISTED)
         yield f"To stage {number + 1}: {', '.join(tensors)}"
     for shared in plan.shared:
-        stages = " and ".join(map(str, shared.stages))
-        yield f"In stages {stages}: {shared.path}, {byte_size(shared.bytes)}, whose gradients are summed over these stages"
+        stages, size = " and ".join(map(str, shared["stages"])), byte_size(shared["bytes"])
+        yield f"In stages {stages}: {shared['path']}, {size}, whose gradients are summed over these stages"
     for number, parts in enumerate(plan.optimizer_parts):
         if len(parts) > 1:
             name = "stage" if len(plan.stages) == grid.stages else "process"
@@ -322,7 +322,7 @@ def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutCon
         "activation_compression": config.activation_compression,
         "shard": config.shard,
         "stages": [_stage_facts(stage) for stage in plan.stages],
-        "shared_variables": [dataclasses.asdict(shared) for shared in plan.shared],
+        "shared_variables": plan.shared,
         "optimizer_state_bytes": plan.optimizer_parts,
         "schedules": [dataclasses.asdict(schedule_plan) for schedule_plan in plan.schedules],
         "impossible_schedules": dict(plan.impossible_schedules),

@@ -82,7 +82,6 @@ def warn_about_flags(config: Any, strategy: Strategy, model: keras.Model | None 
         return
     job = Job(
         replicas=strategy.replicas,
-        processes=strategy.cluster.size,
         sums_gradients=strategy.sums_gradients,
         has_batch_norm=model is None
         or any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_internals.layers_of(model)),

@@ -23,14 +23,16 @@ class Decay(Parameters):
 
     Attributes:
       warmup_conflict: why a warmup is not supported, as a clause; empty if it is supported.
+      ends_with_run: whether the schedule depends on the number of steps of the run, whatever its parameters.
     """
 
     warmup_conflict: ClassVar[str] = ""
+    ends_with_run: ClassVar[bool] = False
 
     @property
     def needs_total_steps(self) -> bool:
         """Whether the schedule depends on the number of steps of the run."""
-        return False
+        return self.ends_with_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +50,8 @@ class FinalRateDecay(Decay):
       to: final learning rate as a fraction of the peak, in [0, 1].
     """
 
+    ends_with_run: ClassVar[bool] = True
     to: float = number(0.0, "[0, 1]")
-
-    @property
-    def needs_total_steps(self) -> bool:
-        return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +151,7 @@ class OneCycle(Decay):
 
     name: ClassVar[str] = "one_cycle"
     warmup_conflict: ClassVar[str] = "one_cycle begins with a rise of its own, pct_start of the run"
+    ends_with_run: ClassVar[bool] = True
     pct_start: float = number(0.3, "(0, 1)")
     div_factor: float = number(25.0, "[1, inf)")
     final_div_factor: float = number(1e4, "[1, inf)")
@@ -159,10 +159,6 @@ class OneCycle(Decay):
     cycle_momentum: bool = boolean(True)
     max_momentum: float = number(0.95, "[0, 1)")
     base_momentum: float = number(0.85, "[0, 1)")
-
-    @property
-    def needs_total_steps(self) -> bool:
-        return True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,14 +20,12 @@ class Job:
 
     Attributes:
       replicas: number of replicas.
-      processes: number of processes.
       sums_gradients: whether the engine itself sums gradients.
       has_batch_norm: whether the model has batch normalization.
       uses_data_dir: whether the data set takes `--data_dir`.
     """
 
     replicas: int
-    processes: int
     sums_gradients: bool = False
     has_batch_norm: bool = True
     uses_data_dir: bool = True
@@ -47,12 +45,6 @@ class Effect(NamedTuple):
     reason: str
 
 
-def _sums_gradients(config: Any, job: Job) -> bool:
-    return not config.parsed.sync.exchanges_weights
-
-
-_NO_SUMS = "no step sums gradients with this --sync. Leave it out"
-
 EFFECTS = (
     Effect(
         "bucket_mb bucket_order all_reduce topology measure_every",
@@ -69,11 +61,10 @@ EFFECTS = (
         lambda c, job: job.replicas > 1 or c.parsed.sync.acts_on_one_replica,
         "one replica exchanges nothing. Leave it out, or use several replicas",
     ),
-    Effect("compression_check_every measure_every", _sums_gradients, _NO_SUMS),
     Effect(
-        "balance",
-        lambda c, job: job.replicas > 1 or c.balance != "measured",  # weights for missing replicas raise an error
-        "one replica computes all rows. Leave it out, or use several replicas",
+        "compression_check_every measure_every",
+        lambda c, job: not c.parsed.sync.exchanges_weights,
+        "no step sums gradients with this --sync. Leave it out",
     ),
     Effect(
         "compression_min_bytes compression_check_every",
@@ -99,22 +90,6 @@ EFFECTS = (
         "momentum_correction",
         lambda c, job: c.parsed.optimizer.name != "sgd" or c.parsed.optimizer.args.get("momentum"),
         "sgd has no momentum by default. Write --optimizer='sgd(momentum=0.9)', or leave it out",
-    ),
-    Effect(
-        "momentum_correction",
-        lambda c, job: c.warmup_steps or c.decay != "none" or c.elastic_batch != "global",
-        "the learning rate is constant. Add --warmup_steps or --decay, or leave it out",
-    ),
-    Effect(
-        "max_skipped_steps",
-        # A script or a user-defined model may compute in float16 itself.
-        lambda c, job: c.precision == "mixed_float16" or ":" in getattr(c, "model", ":"),
-        "no step is skipped without a loss scale. Add --precision=mixed_float16, or leave it out",
-    ),
-    Effect(
-        "start_timeout_seconds coordinator token_file insecure",
-        lambda c, job: job.processes > 1,
-        "the job is one process. Leave it out, or start several",
     ),
     Effect("shard_min_elements", lambda c, job: c.shard != "none", "nothing is sharded. Add --shard, or leave it out"),
     Effect(

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -101,27 +102,12 @@ class SchedulePlan:
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedVariable:
-    """A variable that several stages use.
-
-    Attributes:
-      path: path of the variable.
-      bytes: its size.
-      stages: numbers of the stages that use it.
-    """
-
-    path: str
-    bytes: int
-    stages: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class PipelinePlan:
     """The plan of a pipeline.
 
     Attributes:
       stages: stages of the requested schedule.
-      shared: variables that several of these stages use.
+      shared: path, bytes and stages of each variable that several of these stages use.
       optimizer_parts: for each process of the requested schedule, bytes of the optimizer state in each replica; one number if
         it is not sharded.
       schedules: the requested schedule and others for comparison.
@@ -130,7 +116,7 @@ class PipelinePlan:
     """
 
     stages: tuple[StagePlan, ...]
-    shared: tuple[SharedVariable, ...]
+    shared: list[dict[str, Any]]
     optimizer_parts: tuple[tuple[int, ...], ...]
     schedules: tuple[SchedulePlan, ...]
     impossible_schedules: Mapping[str, str]
@@ -183,10 +169,10 @@ def plan_pipeline(
     check_without_flush(requested_schedule.name, shared=next((variable.path for variable, _ in stages.cut.shared), ""))
     order = {name: number for number, name in enumerate(_REFERENCE_SCHEDULES)}
     sorted_plans = sorted(plans.values(), key=lambda plan: order.get(plan.schedule, -1))
-    shared = tuple(
-        SharedVariable(variable.path, keras_internals.bytes_of(variable), numbers)
+    shared = [
+        {"path": variable.path, "bytes": keras_internals.bytes_of(variable), "stages": numbers}
         for variable, numbers in stages.cut.shared
-    )
+    ]
     parts = planner.optimizer_parts(requested_schedule)
     return PipelinePlan(stages.plans, shared, parts, tuple(sorted_plans), impossible, stages.has_loops)
 
