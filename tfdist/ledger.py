@@ -118,14 +118,11 @@ def _check_counts(start: Mapping[str, Any], directory: RunDirectory) -> None:
             )
 
 
-def _completed_steps(directory: RunDirectory) -> int:
-    checkpoint_steps = [step_of(path) for path in newest(directory.checkpoints)]
-    return max([0, *checkpoint_steps, *(record["step"] for record in directory.records())])
-
-
 def _stream(starts: list[dict[str, Any]], directory: RunDirectory) -> Iterator[tuple[list[str], np.ndarray]]:
     """Yields the errors of each step that counts, and its examples in the order of use."""
     expected = starts[0]["step"]
+    checkpoint_steps = [step_of(path) for path in newest(directory.checkpoints)]
+    completed_steps = max([0, *checkpoint_steps, *(record["step"] for record in directory.records())])
     for start in starts:
         if start["step"] > expected:
             yield [f"steps {expected} to {start['step'] - 1}: not recorded"], np.zeros([0], np.int64)
@@ -133,21 +130,18 @@ def _stream(starts: list[dict[str, Any]], directory: RunDirectory) -> Iterator[t
         files = [directory.ledger(start["number"], rank) for rank in range(start["ledgers"])]
         ranks = [dict(read_ledger(path)) if storage_of(path).exists(path) else {} for path in files]
         last = max((step for steps in ranks for step in steps), default=-1)
-        end = max(last + 1, _completed_steps(directory)) if start["end"] is None else start["end"]
+        end = max(last + 1, completed_steps) if start["end"] is None else start["end"]
         for step in range(expected, end):
             parts = [steps.get(step) for steps in ranks]
             missing = [rank for rank, part in enumerate(parts) if part is None]
             numbers = np.concatenate([*(part for part in parts if part is not None), np.zeros([0], np.int64)])
-            yield _step_errors(step, missing, len(numbers), start), numbers
+            errors = []
+            if missing:
+                errors = [f"step {step}: process {missing[0]} of start {start['number']} did not record it"]
+            elif len(numbers) != start["batch_size"]:
+                errors = [f"step {step}: {len(numbers)} examples, where a batch has {start['batch_size']}"]
+            yield errors, numbers
             expected = step + 1
-
-
-def _step_errors(step: int, missing: list[int], count: int, start: Mapping[str, Any]) -> list[str]:
-    if missing:
-        return [f"step {step}: process {missing[0]} of start {start['number']} did not record it"]
-    if count != start["batch_size"]:
-        return [f"step {step}: {count} examples, where a batch has {start['batch_size']}"]
-    return []
 
 
 def _problems(epoch: str, numbers: np.ndarray, size: int, is_complete: bool) -> list[str]:

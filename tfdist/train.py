@@ -47,12 +47,14 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
 
     with run.open_session(config, context) as session:
         session = run.with_clients(session)
-        target = run.choose_target(session, decision)  # before the model is built, because it may raise
-        if target.finished_message and not config.dry_run:
+        run_config, origin, message = run.choose_target(
+            session, decision
+        )  # before the model is built, because it may raise
+        if message and not config.dry_run:
             if session.strategy.is_chief:
-                print(target.finished_message)
+                print(message)
             return 0
-        callbacks = run.make_callbacks(target.config)
+        callbacks = run.make_callbacks(run_config)
         with show_temporarily("Building the model ...") if session.strategy.is_chief else contextlib.nullcontext():
             trainer = run.make_trainer(session, session.strategy)
             program = trainer.build(session.data.train)
@@ -63,7 +65,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         if config.dry_run:
             run.describe(session, trainer, output)
             return 0
-        with run.open_run(session, target, trainer, findings, loading_seconds=seconds) as active_run:
+        with run.open_run(session, run_config, origin, trainer, findings, seconds) as active_run:
             trainer.fit(
                 session.data,
                 batch_size=config.batch_size,

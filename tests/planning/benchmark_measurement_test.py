@@ -14,7 +14,7 @@ def measured(operation="all_reduce", size=8 * 10**9, replicas=4, seconds=(3.0, 1
 
 def test_times_and_bandwidths_are_of_the_median():
     one = measured()
-    assert (one.median, one.minimum) == (2.0, 1.0)
+    assert one.median == 2.0
     assert one.algorithm_bandwidth == 4e9
     assert one.bus_bandwidth == pytest.approx(4e9 * 2 * 3 / 4)
 

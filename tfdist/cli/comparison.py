@@ -126,7 +126,8 @@ class ReplayLoop:
     ) -> LoopResult:
         """Replays the updates of these steps."""
         first, count = int(first_step), int(steps)
-        batches = [[self._next_share(iterator) for _ in range(self._replay.shares)] for _ in range(count)]
+        strategy, shares = self._replay.strategy, range(self._replay.shares)
+        batches = [[split_numbers(next(iterator), strategy)[0] for _ in shares] for _ in range(count)]
         snapshots = {first: self._snapshot()}
         losses, is_counted = np.full([count], np.nan), np.zeros([count], bool)
         for update in self._replay.updates[first : first + count]:
@@ -145,9 +146,6 @@ class ReplayLoop:
             numbers=tf.zeros([0], tf.int64),
             sizes=tf.zeros([count], tf.int32),
         )
-
-    def _next_share(self, iterator: Iterator[Any]) -> Any:
-        return split_numbers(next(iterator), self._replay.strategy)[0]
 
     def _repeat(
         self, update: Update, shares: Sequence[Any], snapshots: Mapping[int, _Snapshot], with_norm: tf.Tensor

@@ -29,7 +29,7 @@ from tfdist.coordination.job_token import (
     is_loopback,
     user_token,
 )
-from tfdist.errors import InputError, byte_size
+from tfdist.errors import InputError, byte_size, truncate
 from tfdist.reporting.environment import versions
 
 
@@ -210,13 +210,12 @@ _RELEVANT_VARIABLES = re.compile(
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|(^|_)KEY(S|$|_)|(^|_)AUTH")
 _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
 _PATH_SUFFIXES = ("_FILE", "_DIR")  # the path of a secret is not secret
-_MAX_LENGTH = 100  # characters of a value in the text
 
 
 def environment_section(environment: Mapping[str, str]) -> list[Finding]:
     """Returns the variables and the launcher of this process."""
     findings = [
-        Finding(Status.OK, f"{name}={'(set, not shown)' if is_secret(name) else _shorten(value)}")
+        Finding(Status.OK, f"{name}={'(set, not shown)' if is_secret(name) else truncate(value)}")
         for name, value in sorted(environment.items())
         if _RELEVANT_VARIABLES.fullmatch(name) and _DEFAULTS.get(name) != value
     ]
@@ -234,10 +233,6 @@ def _launcher(environment: Mapping[str, str]) -> Finding:
     except InputError as error:
         return Finding(Status.WARNING, str(error), "Unset the variables of the wrong launcher.")
     return Finding(Status.OK, f"{describe(cluster)}{hint(environment)}")
-
-
-def _shorten(value: str) -> str:
-    return value if len(value) <= _MAX_LENGTH else f"{value[:_MAX_LENGTH]}..."
 
 
 _LOOPBACK_TIMEOUT_SECONDS = 5.0  # for a message over the loopback

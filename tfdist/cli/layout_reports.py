@@ -167,7 +167,8 @@ def collective_facts(plan: "Plan") -> list[dict[str, Any]]:
 
 def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
     """Prints the plan of a pipeline; returns the exit code."""
-    grid = _grid(config)
+    mesh = parse_mesh(config.mesh_shape)  # which need not exist on this machine
+    grid = parse_grid(config.mesh_shape, mesh.size // mesh.axes.get("model", 1), config.layout)
     rows = _rows(config, grid)
     parse_cut(config.cut)
     make_schedule(config.pipeline_schedule, grid.stages, config.micro_batches)  # before TensorFlow is loaded
@@ -183,32 +184,15 @@ def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
     abstract_model = planned_model(config)
     spread = None
     if grid.devices > 1:
-        mesh = Mesh({"data": 1, "model": grid.devices})
-        spread = abstract_model.plan(mesh, parse_layout(config.layout, mesh), Shard(), rows)
-    plan = plan_pipeline(
-        abstract_model.model,
-        abstract_model.slots,
-        schedule=config.pipeline_schedule,
-        processes=grid.stages,
-        micro_batches=config.micro_batches,
-        rows=rows,
-        cut=config.cut,
-        activation_compression=config.activation_compression,
-        shards=grid.replicas if config.shard == "optimizer" else 1,
-        measure_stages=config.measure_stages,
-        **({"device_bytes": abstract_model.device_bytes(spread)} if spread else {}),
-    )
+        devices = Mesh({"data": 1, "model": grid.devices})
+        spread = abstract_model.plan(devices, parse_layout(config.layout, devices), Shard(), rows)
+    more_options = {"device_bytes": abstract_model.device_bytes(spread)} if spread else {}
+    plan = plan_pipeline(abstract_model, config, grid, rows, **more_options)
     notes = list(_notes(plan, grid, config, spread))
     for line in (*_lines(plan, grid, rows, config, spread), *notes):
         output.line(line)
     output.result(_facts(plan, grid, rows, config) | _spread_facts(spread) | {"notes": notes})
     return 0
-
-
-def _grid(config: LayoutConfig) -> ProcessGrid:
-    """Returns the process grid of the mesh, which need not exist on this machine."""
-    mesh = parse_mesh(config.mesh_shape)
-    return parse_grid(config.mesh_shape, mesh.size // mesh.axes.get("model", 1), config.layout)
 
 
 def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
@@ -233,7 +217,10 @@ def _lines(
     )
     yield from text_table([_header(plan), *(_row(number, stage) for number, stage in enumerate(plan.stages))])
     for number, stage in enumerate(plan.stages[:-1]):
-        tensors = [_tensor(tensor) for tensor in stage.sent[:_MAX_LISTED]]
+        tensors = [
+            f"{t.name} ({'x'.join(map(str, t.shape))} {t.dtype}{'' if t.has_gradient else ', without gradient'})"
+            for t in stage.sent[:_MAX_LISTED]
+        ]
         tensors += ["..."] * (len(stage.sent) > _MAX_LISTED)
         yield f"To stage {number + 1}: {', '.join(tensors)}"
     for shared in plan.shared:
@@ -281,11 +268,6 @@ def _schedule_row(plan: "SchedulePlan", is_timed: bool) -> tuple[str, ...]:
         ", ".join(map(byte_size, plan.process_bytes)),
         ", ".join(map(byte_size, plan.message_bytes)),
     )
-
-
-def _tensor(tensor: Any) -> str:
-    back = "" if tensor.has_gradient else ", without gradient"
-    return f"{tensor.name} ({'x'.join(map(str, tensor.shape))} {tensor.dtype}{back})"
 
 
 def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread: "Plan | None") -> Iterator[str]:

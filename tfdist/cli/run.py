@@ -218,24 +218,14 @@ def _gradient_options(config: TrainConfig) -> dict[str, Any]:
 # The directory, and the checkpoints from which the run resumes
 
 
-class Target(NamedTuple):
-    """The directory of a run, and the checkpoints from which it resumes.
-
-    Attributes:
-      directory: directory of the run.
-      config: the run's configuration, with this directory.
-      origin: checkpoints to resume from.
-      finished_message: message to print instead of training if the run has finished; else empty.
-    """
-
-    directory: RunDirectory
-    config: TrainConfig
-    origin: resume.Origin
-    finished_message: str = ""
-
-
-def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) -> Target:
+def choose_target(
+    session: Session, decision: tuple[str, resume.Origin] | None
+) -> tuple[TrainConfig, resume.Origin, str]:
     """Chooses the directory and the origin of a run, without writing anything; every process must call it.
+
+    Returns:
+      The configuration, with the directory; the checkpoints to resume from; and the message to print instead of training if the
+      run has finished, else "".
 
     Raises:
       InputError: the directory contains something else, there is nothing to resume from although that was requested, or a
@@ -257,7 +247,7 @@ def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) 
         decision = resume.decide(config, directory)
     with long_timeout(_SLOW_DISK) as deadline:
         message, origin = strategy.group.broadcast("origin", decision, deadline)
-    return Target(directory, config, resume.Origin(*origin), message)
+    return config, resume.Origin(*origin), message
 
 
 def _replay_problem(session: Session) -> str:
@@ -287,23 +277,23 @@ def _replay_problem(session: Session) -> str:
 
 
 def _begin(
-    session: Session, target: Target, trainer: Trainer, stack: contextlib.ExitStack
+    session: Session, config: TrainConfig, early_origin: resume.Origin, trainer: Trainer, stack: contextlib.ExitStack
 ) -> tuple[Checkpoints, NullLedger]:
     """Locks the directory, restores the trainer's state and records the start; every process must call it.
 
     Returns:
       The manager of checkpoints, and the ledger of the examples that this process uses.
     """
-    strategy, directory = session.strategy, target.directory
+    strategy, directory = session.strategy, RunDirectory(path_of(config.output_dir))
     if strategy.is_chief:
         directory.make()
         _lock_directory(directory, stack)
         clean_partial(directory.checkpoints)
-    origin = _confirm_origin(target, strategy)
-    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), resume.restarted_job()):
+    origin = _confirm_origin(config, directory, early_origin, strategy)
+    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), resume.restarted_job()):
         directory.clear()
         _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
-    config = replace_fields(target.config, overwrite=False)  # a repeated or resumed run deletes nothing
+    config = replace_fields(config, overwrite=False)  # a repeated or resumed run deletes nothing
     _restore(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
     commits = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
@@ -355,9 +345,10 @@ def _lock_owner(directory: RunDirectory) -> str:
         return f"none: {error.strerror}"
 
 
-def _confirm_origin(target: Target, strategy: Strategy) -> resume.Origin:
+def _confirm_origin(
+    config: TrainConfig, directory: RunDirectory, early_origin: resume.Origin, strategy: Strategy
+) -> resume.Origin:
     """Decides on the origin again: another process may have ended or started here while the model was built."""
-    directory, config, early_origin, _ = target
     commits, complete_commits = _last_commits(config, directory, strategy)
     decision = None
     if strategy.is_chief:
@@ -553,7 +544,12 @@ class Run(NamedTuple):
 
 @contextmanager
 def open_run(
-    session: Session, target: Target, trainer: Trainer, findings: Sequence[tuple[str, str]], *, loading_seconds: float
+    session: Session,
+    config: TrainConfig,
+    origin: resume.Origin,
+    trainer: Trainer,
+    findings: Sequence[tuple[str, str]],
+    loading_seconds: float,
 ) -> Iterator[Run]:
     """Locks the directory of a run, restores its state, and records its start; every process must enter it.
 
@@ -562,9 +558,9 @@ def open_run(
         process writes to the directory, or it cannot be written.
     """
     strategy, rank = session.strategy, session.strategy.cluster.rank
-    directory, config = target.directory, target.config
+    directory = RunDirectory(path_of(config.output_dir))
     with contextlib.ExitStack() as stack:
-        checkpoints, ledger = _begin(session, target, trainer, stack)
+        checkpoints, ledger = _begin(session, config, origin, trainer, stack)
         resumed_from = trainer.train_state.resumed_from
         stack.enter_context(python_logging.setup(rank, directory.log(rank)))
         _log.info("%s", session.detection.reason, extra=python_logging.ONLY_IN_FILE)

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tfdist.config.monitor import MODES
 from tfdist.config.parameters import REQUIRED, Parameters, boolean, choice, integer, number, parameter, parse_kind
@@ -11,10 +11,6 @@ from tfdist.config.spec import Spec, parse
 from tfdist.errors import is_number
 
 ANNEALS = ("cosine", "linear")
-
-
-def _is_metric(name: Any) -> bool:
-    return isinstance(name, str) and re.fullmatch(r"\w+", name) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +175,11 @@ class Plateau(Decay):
 
     warmup_conflict: ClassVar[str] = "plateau changes a rate that is constant otherwise"
     name: ClassVar[str] = "plateau"
-    monitor: str = parameter("val_loss", _is_metric, "the name of a metric, such as val_loss")
+    monitor: str = parameter(
+        "val_loss",
+        lambda x: isinstance(x, str) and bool(re.fullmatch(r"\w+", x)),
+        "the name of a metric, such as val_loss",
+    )
     mode: str = choice("auto", MODES)
     factor: float = number(0.1, "[0, 1)")
     patience: int = integer(10, 0, "evaluations")

@@ -58,11 +58,6 @@ class Measurement:
         return statistics.median(self.seconds)
 
     @property
-    def minimum(self) -> float:
-        """Minimum seconds per call."""
-        return min(self.seconds)
-
-    @property
     def algorithm_bandwidth(self) -> float:
         """Median bytes per second."""
         return self.bytes / self.median
@@ -80,7 +75,7 @@ class Measurement:
             "algorithm": self.algorithm or ENGINE,
             "seconds": list(self.seconds),
             "seconds_median": self.median,
-            "seconds_min": self.minimum,
+            "seconds_min": min(self.seconds),
             "algorithm_bytes_per_second": self.algorithm_bandwidth,
             "bus_bytes_per_second": self.bus_bandwidth,
         }
@@ -103,5 +98,5 @@ def row(measurement: Measurement) -> str:
     if measurement.bytes:
         bandwidths = (measurement.algorithm_bandwidth, measurement.bus_bandwidth)
         cells = [byte_size(measurement.bytes), *(format_number(bandwidth / 1e9) for bandwidth in bandwidths)]
-    times = [format_number(seconds * 1e3) for seconds in (measurement.median, measurement.minimum)]
+    times = [format_number(seconds * 1e3) for seconds in (measurement.median, min(measurement.seconds))]
     return _ROW.format(measurement.label, cells[0], *times, *cells[1:])

@@ -252,8 +252,10 @@ def gradient_communication(
         id(first(layer.input)): activations.of(layer.output) for layer in layers if hasattr(layer, "tfdist_dims")
     }
     for layer in (layer for layer in layers if layer.variables):
+        # Axes, except that of rows, over which devices have different tokens of the layer's input.
+        has_tokens = not isinstance(layer, MixtureOfExperts | keras.layers.Embedding)
         for variable in layer.variables:
-            axes_of.setdefault(id(variable), _axes_of_tokens(layer, activations.of(layer.input)))
+            axes_of.setdefault(id(variable), activations.of(layer.input).sequence_axes if has_tokens else [])
         constraint = constraints.get(id(layer.output))
         # The bias is added in the layout of the output.
         if constraint and isinstance(layer, keras.layers.Dense) and layer.use_bias:
@@ -265,11 +267,6 @@ def gradient_communication(
         if axes:
             grouping = "together" if shard.combines_all_reduces else "one by one"
             yield Traffic(f"gradients, {grouping}", "all-reduce", "&".join(axes), total)
-
-
-def _axes_of_tokens(layer: keras.Layer, activation: Activation) -> list[str]:
-    """Returns the axes, except that of rows, over which devices have different tokens of a layer's input."""
-    return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else activation.sequence_axes
 
 
 def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:

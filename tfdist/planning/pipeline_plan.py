@@ -9,10 +9,12 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.config.layout_config import LayoutConfig
+from tfdist.config.layouts import ProcessGrid
 from tfdist.config.pipeline import check_without_flush
 from tfdist.distribution.balanced_parts import sizes_of_parts
 from tfdist.errors import InputError
-from tfdist.pipelining.activation_compression import METHODS, ActivationCompression, message_bytes
+from tfdist.pipelining.activation_compression import METHODS, message_bytes
 from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, trace_model
 from tfdist.pipelining.operation_graph import Graph
 from tfdist.pipelining.operation_timing import measure_seconds
@@ -20,6 +22,7 @@ from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.schedule_simulation import simulate
 from tfdist.pipelining.stage_costs import count_operations, crossing_specs, measure_stage
+from tfdist.planning.layout_plan import AbstractModel
 
 _REFERENCE_SCHEDULES = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 
@@ -124,39 +127,27 @@ class PipelinePlan:
 
 
 def plan_pipeline(
-    model: keras.Model,
-    slots: Mapping[int, int],
-    *,
-    schedule: str,
-    processes: int,
-    micro_batches: int,
+    abstract_model: AbstractModel,
+    config: LayoutConfig,
+    grid: ProcessGrid,
     rows: int,
-    cut: str = "auto",
-    activation_compression: str = "none",
-    shards: int = 1,
-    measure_stages: bool = False,
     device_bytes: Callable[[keras.Variable], int] = keras_internals.bytes_of,
 ) -> PipelinePlan:
     """Plans a pipeline with one or more stages of a model in each process.
 
     Args:
-      model: functional or sequential model; its variables need not be initialized.
-      slots: number of optimizer variables of each variable, by the variable's id.
-      schedule: value of `--pipeline_schedule`.
-      processes: number of processes of a pipeline.
-      micro_batches: number of micro-batches of a step.
+      abstract_model: functional or sequential model.
+      config: schedule, micro-batches, cut, compression and sharding.
+      grid: processes of the job.
       rows: rows of a micro-batch.
-      cut: value of `--cut`.
-      activation_compression: value of `--activation_compression`.
-      shards: number of replicas over which optimizer state is sharded; 1 if it is not.
-      measure_stages: whether to measure the time of each stage on this device.
       device_bytes: returns the bytes of a variable on each device of a process.
 
     Raises:
       InputError: the model cannot be cut in this way, the schedule cannot be used, or the state cannot be sharded.
     """
-    compression = METHODS[activation_compression]()
-    planner = _Planner(trace_model(model), slots, rows, cut, compression, shards, measure_stages, device_bytes)
+    shards = grid.replicas if config.shard == "optimizer" else 1
+    planner = _Planner(trace_model(abstract_model.model), abstract_model.slots, rows, config, shards, device_bytes)
+    schedule, processes, micro_batches = config.pipeline_schedule, grid.stages, config.micro_batches
     requested_schedule = make_schedule(schedule, processes, micro_batches)
     plans, impossible = {requested_schedule.name: planner.plan(requested_schedule)}, {}
     for name in _REFERENCE_SCHEDULES:
@@ -200,10 +191,8 @@ class _Planner:
     model: TracedModel
     slots: Mapping[int, int]
     rows: int
-    cut: str
-    compression: ActivationCompression
+    config: LayoutConfig
     shards: int
-    measure_stages: bool
     device_bytes: Callable[[keras.Variable], int]
     _stages_by_count: dict[int, _Stages] = dataclasses.field(default_factory=dict)
     _seconds: Callable[[Graph], Sequence[float]] = dataclasses.field(
@@ -212,7 +201,7 @@ class _Planner:
 
     def stages(self, count: int) -> _Stages:
         if count not in self._stages_by_count:
-            cut = cut_model(self.model, self.cut, count, seconds=self._seconds)  # as for training
+            cut = cut_model(self.model, self.config.cut, count, seconds=self._seconds)  # as for training
             operations = [count_operations(cut, stage, self.rows) for stage in cut.stages]
             plans = tuple(self._stage(cut, number, cost.operations) for number, cost in enumerate(operations))
             self._stages_by_count[count] = _Stages(cut, plans, any(cost.has_loops for cost in operations))
@@ -222,7 +211,7 @@ class _Planner:
         stages = self.stages(schedule.stages)
         forward = [float(plan.operations) for plan in stages.plans]
         backward = [2 * operations for operations in forward]
-        if self.measure_stages:
+        if self.config.measure_stages:
             forward = [plan.forward_seconds or 0.0 for plan in stages.plans]
             backward = [plan.backward_seconds or 0.0 for plan in stages.plans]
         idle, makespan = idle_and_makespan(schedule, forward, backward)
@@ -238,14 +227,15 @@ class _Planner:
             tuple(variables + old_weights + int(kept) for variables, old_weights, kept in sizes),
             tuple(versions),
             sent_bytes_per_step(schedule, stages.plans, stages.cut),
-            makespan if self.measure_stages else None,
+            makespan if self.config.measure_stages else None,
         )
 
     def _stage(self, cut: Cut, number: int, operations: int) -> StagePlan:
         stage = cut.stages[number]
         calls, trainable = cut.call_names(stage), stage.variables.trainable
         received_bytes = sum(crossing.bytes for crossing in stage.received)
-        seconds = measure_stage(cut, stage, self.rows) if self.measure_stages else None
+        seconds = measure_stage(cut, stage, self.rows) if self.config.measure_stages else None
+        compression = METHODS[self.config.activation_compression]()
         return StagePlan(
             first_layer=calls[0],
             last_layer=calls[-1],
@@ -263,7 +253,7 @@ class _Planner:
                     tensor.name,
                     tuple(crossing.spec.shape),
                     crossing.spec.dtype.name,
-                    message_bytes(crossing.spec, self.compression, ReplicaContextCollectives.wire),
+                    message_bytes(crossing.spec, compression, ReplicaContextCollectives.wire),
                     crossing.has_gradient,
                 )
                 for tensor, crossing in zip(stage.sent, crossing_specs(stage.sent, self.rows), strict=True)
