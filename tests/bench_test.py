@@ -46,13 +46,6 @@ def test_json_says_what_the_files_say(tmp_path, capfd):
     assert "--json" not in (path / "flags.txt").read_text()
 
 
-def test_a_folder_with_files_is_refused(tmp_path, capsys):
-    (tmp_path / "old.txt").touch()
-    arguments = ("--strategy=mirrored", "--devices=2", f"--output_dir={tmp_path}")
-    assert bench.start(["bench", "collectives", *arguments]) == 2
-    assert "The output directory must be empty or new." in capsys.readouterr().err
-
-
 def test_two_processes(tmp_path):
     pytest.importorskip("horovod")
     flags = ("--sizes=4,64KB", "--repeats=3", "--repeat_seconds=0.01", "--output_dir=out")

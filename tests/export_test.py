@@ -92,14 +92,6 @@ def test_variables_of_one_path_are_numbered_as_in_checkpoints(single, tmp_path):
         np.testing.assert_array_equal(checkpoint.read(f"model/{name}"), values)
 
 
-def test_a_tilde_is_the_home(run, monkeypatch, capsys):
-    monkeypatch.setenv("HOME", str(Path(run).parent))
-    export.main("~/run", ExportConfig(format="safetensors", output="~/home.safetensors"))
-    assert Path(f"{run}/../home.safetensors").is_file()
-    export.main("~/run", ExportConfig(format="safetensors"))
-    assert capsys.readouterr().out.splitlines()[1].startswith(f"{run}/export-000000005.safetensors  step 5")
-
-
 def test_one_checkpoint_of_a_run(run, tmp_path, capsys):
     """Exports that checkpoint, but not into its own directory."""
     older, output = f"{run}/checkpoints/step-000000003", str(tmp_path / "a.keras")

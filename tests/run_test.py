@@ -61,13 +61,6 @@ def test_a_script_gives_the_same_on_one_and_on_several(script: str, tmp_path: pa
         assert found[1] == pytest.approx(evaluated, rel=1e-5) and found[2] == pytest.approx(predicted, rel=1e-4)
 
 
-@pytest.mark.full  # a script on one replica: above
-def test_the_exit_code_of_a_script_on_two_replicas(script: str, tmp_path: pathlib.Path) -> None:
-    done = run(["-m", "tfdist.run", "--strategy=mirrored", "--devices=2", script, "9"], tmp_path)
-    assert done.returncode == 9, done.stdout
-    assert printed(done)
-
-
 @pytest.mark.smoke("run")
 def test_a_mistake_in_a_script_is_one_line_with_the_place(tmp_path: pathlib.Path) -> None:
     """It names arguments, which the script can change, and not flags."""

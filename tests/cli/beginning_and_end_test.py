@@ -10,7 +10,6 @@ import types
 import pytest
 from tfdist.strategies.mirrored import Mirrored
 
-from tfdist.checkpoint.best import BestValue
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import open_strategy
 from tfdist.cli.early_checks import detect_context

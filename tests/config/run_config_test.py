@@ -18,11 +18,6 @@ def test_defaults_are_a_whole_run():
     assert (config.steps, config.epochs) == (0, 10)
 
 
-def test_length_is_steps_or_epochs():
-    assert (TrainConfig(steps=5).steps, TrainConfig(steps=5).epochs) == (5, 0)
-    assert (TrainConfig(epochs=3).steps, TrainConfig(epochs=3).epochs) == (0, 3)
-
-
 def test_verify_has_the_fields_of_train():
     train, verify = (dataclasses.fields(kind) for kind in (TrainConfig, VerifyConfig))
     assert [field.name for field in verify] == [*(field.name for field in train), "float64", "tolerance"]

@@ -120,15 +120,6 @@ def test_what_is_refused_without_a_flush(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "received"),
-    [({"shard": "optimizer"}, "shard=optimizer"), ({"activation_compression": "bf16"}, "activation_compression=bf16")],
-)
-def test_a_strategy_refuses_them(options: dict[str, str], received: str) -> None:
-    with pytest.raises(InputError, match=f"Received: {received} pipeline_schedule=pipedream"):
-        tfdist.load_strategy("pipeline", pipeline_schedule="pipedream", **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "received"),
     [
         ({"clip": Clip(norm=0.5)}, "clip_norm=0.5"),
         ({"loss_scale": LossScale(initial=8.0)}, "LossScale\\(initial=8.0, "),

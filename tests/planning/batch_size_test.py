@@ -42,14 +42,6 @@ def test_sizes_are_doubled_refined_or_halved(first, largest, most, tried):
     assert result.largest == max((size for size in tried if size <= largest), default=None)
 
 
-def test_every_larger_size_is_a_multiple_of_the_first_and_the_largest_is_close():
-    for largest in range(7, 2000, 13):
-        result, order = searched(7, largest)
-        assert all(size % 7 == 0 for size in order)
-        assert len(order) < 16
-        assert largest / 1.25 - 7 < result.largest <= largest
-
-
 def test_the_fastest_is_the_smallest_that_is_as_fast():
     speeds = {64: 100.0, 128: 190.0, 256: 196.0, 512: 150.0}
     result, _ = searched(64, 512, 512, speeds.__getitem__)

@@ -17,11 +17,6 @@ def descent(curvature, rates, start=1.0, limit=math.inf):
     return losses
 
 
-def test_rates_grow_by_the_same_factor():
-    rates = rates_between(1e-4, 1.0, 5)
-    assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1, 1.0])
-
-
 def test_smoothing_is_a_mean_weighted_by_distance():
     losses = [3.0, 1.0, 2.0, 5.0]
     for step, value in enumerate(smooth(losses, 0.7)):

@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cli import flags
@@ -83,41 +83,33 @@ class TrainingTrials:
 
     def __call__(self, batch_size: int, folder: pathlib.Path) -> TrialProgram:
         """Prepares a trial with files in `folder`."""
-        run, file = folder / "run", folder / "flags.txt"
-        file.write_text(flags.flags_text(self._trial_config(batch_size)))
-        command = [sys.executable, "-m", "tfdist.train", f"--flagfile={file}", f"--output_dir={run}"]
-        return TrialProgram(lambda rank: command, self._reader(run))
-
-    def _trial_config(self, batch_size: int) -> TrainConfig:
-        timed_steps = self._timed_steps
-        return dataclasses.replace(
+        steps, run, file = self._timed_steps, folder / "run", folder / "flags.txt"
+        config = dataclasses.replace(
             self._config,
             **{name: getattr(TrainConfig, name) for name in _UNTRIED_FLAGS},
             loggers="",
             measure_every=0,
             batch_size=batch_size,
-            steps=2 * timed_steps,
+            steps=2 * steps,
             epochs=0,
-            log_every=timed_steps,
-            eval_every=2 * timed_steps + 1,
+            log_every=steps,
+            eval_every=2 * steps + 1,
         )
+        file.write_text(flags.flags_text(config))
+        command = [sys.executable, "-m", "tfdist.train", f"--flagfile={file}", f"--output_dir={run}"]
+        return TrialProgram(lambda rank: command, lambda: self._read(RunDirectory(path_of(run))))
 
-    def _adapt(self, step_seconds: float) -> None:
-        """Adapts the number of steps to their duration; a batch of twice the size takes at most twice as long."""
+    def _read(self, directory: RunDirectory) -> float:
+        """Returns the speed of a trial, and adapts the number of steps of the next one to their duration."""
+        start = directory.read_starts()[-1]
+        self.facts = {name: start[name] for name in ("examples", "replicas", "strategy")}
+        last_record = [record for record in directory.records() if record["kind"] == "train"][-1]
+        step_seconds = float(last_record["step_seconds"])
+        # A batch of twice the size takes at most twice as long.
         self.was_short = step_seconds * self._timed_steps < _SECONDS / 2 and self._timed_steps < _MAX_STEPS
         required_steps = math.ceil(_SECONDS / max(step_seconds, 1e-6))
         self._timed_steps = min(max(self._search.steps // 2, required_steps), _MAX_STEPS)
-
-    def _reader(self, run: pathlib.Path) -> Callable[[], float]:
-        def read() -> float:
-            directory = RunDirectory(path_of(run))
-            start = directory.read_starts()[-1]
-            self.facts = {name: start[name] for name in ("examples", "replicas", "strategy")}
-            last_record = [record for record in directory.records() if record["kind"] == "train"][-1]
-            self._adapt(float(last_record["step_seconds"]))
-            return float(last_record["examples_per_second"])
-
-        return read
+        return float(last_record["examples_per_second"])
 
 
 def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: ProcessContext) -> int:
