@@ -158,18 +158,15 @@ def _space_finding(path: str, minimum: int, remedy: str) -> Finding:
 
 
 _PROCESS_LIMIT = pathlib.Path("/sys/fs/cgroup/pids.max")
-_INFINIBAND = pathlib.Path("/dev/infiniband")
 _MIN_FILES = 1024
 _MIN_PROCESSES = 1024  # including threads; a process with TensorFlow has dozens
 
 
 def limits_section() -> list[Finding]:
     """Returns the limits, with warnings about low ones."""
-    kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_MEMLOCK)
-    limits = (resource.getrlimit(kind)[0] for kind in kinds)
-    files, processes, locked_memory = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
+    files, processes = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
     processes = min(processes, container_limit(_PROCESS_LIMIT) or math.inf)
-    needs_locked_memory = _INFINIBAND.exists() and math.isfinite(locked_memory)
     return [
         warning_or_ok(
             f"only {files} files may be open" if files < _MIN_FILES else "",
@@ -180,11 +177,6 @@ def limits_section() -> list[Finding]:
             f"only {processes} processes and threads" if processes < _MIN_PROCESSES else "",
             "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)",
             f"{_limit_text(processes)} processes and threads",
-        ),
-        warning_or_ok(
-            "InfiniBand needs locked memory without a limit" if needs_locked_memory else "",
-            "ulimit -l unlimited",
-            f"{byte_size(locked_memory) if math.isfinite(locked_memory) else 'unlimited'} of locked memory",
         ),
     ]
 

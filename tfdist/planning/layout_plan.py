@@ -364,17 +364,14 @@ def _constraint(layer: keras.Layer, activations: Activations, is_learned: bool) 
     """Yields a gather for each axis that a constraint removes and, in the backward pass, for each axis that it adds."""
     input_layout, output_layout = activations.of(layer.input), activations.of(layer.output)
     tensor = first(layer.input)
-    for i, (input_axis, output_axis) in enumerate(zip(input_layout.axes, output_layout.axes, strict=True)):
-        if input_axis and input_axis != output_axis:
-            remaining_axes = (*input_layout.axes[:i], None, *input_layout.axes[i + 1 :])
-            yield Traffic(
-                f"tensor in {layer.name}", "all-gather", input_axis, activations.bytes_with(tensor, remaining_axes)
-            )
-        if output_axis and input_axis != output_axis and is_learned and keras.backend.is_float_dtype(tensor.dtype):
-            remaining_axes = (*output_layout.axes[:i], None, *output_layout.axes[i + 1 :])
-            yield Traffic(
-                f"gradient in {layer.name}", "all-gather", output_axis, activations.bytes_with(tensor, remaining_axes)
-            )
+    passes = [("tensor", input_layout.axes, output_layout.axes)]
+    if is_learned and keras.backend.is_float_dtype(tensor.dtype):
+        passes.append(("gradient", output_layout.axes, input_layout.axes))
+    for i in range(len(tensor.shape)):
+        for name, axes, other_axes in passes:
+            if (axis := axes[i]) and axis != other_axes[i]:
+                size = activations.bytes_with(tensor, (*axes[:i], None, *axes[i + 1 :]))
+                yield Traffic(f"{name} in {layer.name}", "all-gather", axis, size)
 
 
 def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[Traffic]:
