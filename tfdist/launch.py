@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import flags
@@ -113,9 +113,9 @@ def main(arguments: list[str], values: flags.FlagValues) -> int:
     directory = os.path.dirname(os.path.abspath(sys.executable))
     os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     check_program(arguments[0])
-    with orphan_guard.collect_signals() as received_signals:
-        interrupts = contextlib.nullcontext(received_signals)
-        outcome = job_runner.run(job, lambda rank: arguments, os.environ, interrupts=interrupts, say=_print_line)
+    received_signals: list[int] = []
+    interrupts = _collect_signals(received_signals)
+    outcome = job_runner.run(job, lambda rank: arguments, os.environ, interrupts=interrupts, say=_print_line)
     is_ctrl_c = outcome.code == ExitCode.PREEMPTED and received_signals[:1] == [signal.SIGINT] and is_at_terminal()
     if is_ctrl_c:
         _print_line("Interrupted: all ranks have saved. Resume with the same command and the same --output_dir.")
@@ -123,6 +123,16 @@ def main(arguments: list[str], values: flags.FlagValues) -> int:
         _print_line(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
     command.flush(ignore_errors=True)  # the exit code is the job's even if its output could not be written
     return command.INTERRUPTED if is_ctrl_c else outcome.code
+
+
+@contextlib.contextmanager
+def _collect_signals(signals: list[int]) -> Iterator[list[int]]:
+    """Like `orphan_guard.collect_signals`, but also appends the signals to a list."""
+    with orphan_guard.collect_signals() as received_signals:
+        try:
+            yield received_signals
+        finally:
+            signals += received_signals
 
 
 def parse_processes(text: str) -> dict[str, int]:
