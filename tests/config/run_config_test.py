@@ -85,6 +85,7 @@ def test_refuses(field, value, message):
         ({"devices": 2, "strategy": "horovod"}, "--devices=2 --strategy=horovod"),
         ({"communication": "ring", "strategy": "horovod"}, "--communication=ring --strategy=horovod"),
         ({"tpu": "mine"}, "--tpu=mine --strategy=auto"),
+        ({"warmup_start": 0.5}, "--warmup_start=0.5 --warmup_steps=0"),
         ({"shard": "optimizer", "strategy": "mirrored"}, "--shard=optimizer --strategy=mirrored"),
         ({"strategy": "mesh", "compression": "int8"}, "--compression=int8 --strategy=mesh"),
         ({"strategy": "mesh", "jit_compile": True}, "--jit_compile=true --strategy=mesh"),

@@ -171,8 +171,8 @@ def check_rules(config: Any, defaults: Any) -> None:
         if all(hasattr(config, name) for name in names) and is_violated(config):
             raise conflict_error(rule, config, names)
     for name, other in _NEEDED.items():
-        is_set = [hasattr(config, flag) and getattr(config, flag) != getattr(defaults, flag) for flag in (name, other)]
-        if is_set == [True, False]:
+        flags = [flag for flag in (name, other) if hasattr(config, flag)]
+        if [getattr(config, flag) != getattr(defaults, flag) for flag in flags] == [True, False]:
             raise conflict_error(f"--{name} needs --{other}: add it or leave out --{name}.", config, (name, other))
     for name, excludes, refusals in _EXCLUDING_FLAGS:
         if hasattr(config, name) and excludes(config):
