@@ -82,14 +82,12 @@ _EXAMPLES = (
 )
 
 if __name__ == "__main__":
-    from tfdist.cli.environment_flags import split_flags
-
     sys.exit(
         command.run(
             "run",
             RunConfig,
             main,
-            lambda: [sys.argv[0], *split_flags(), *sys.argv[1:]],
+            lambda: [sys.argv[0], *command.environment_flags(), *sys.argv[1:]],
             about=__doc__.partition(":")[0] + ".",
             arguments="SCRIPT [ARGUMENTS]",
             examples=_EXAMPLES,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfdist.config.effects import EFFECTS, Job, effect_warnings
+from tfdist.config.conflicts import EFFECTS, Job, effect_warnings
 from tfdist.config.job_config import RunConfig
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.strategy_registry import strategy_declaration

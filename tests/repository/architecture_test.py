@@ -181,7 +181,7 @@ def test_strategies_import_the_engines_public_names_only():
 
 
 def test_only_commands_and_their_flags_import_absl():
-    own = ("tfdist.cli.command", "tfdist.cli.environment_flags", "tfdist.cli.flags")
+    own = ("tfdist.cli.command", "tfdist.cli.flags")
     users = [name for name in MODULES if any(module.split(".")[0] == "absl" for module, _ in imports(name))]
     assert not [name for name in users if not (name in own or runs_when_started(name))]
 

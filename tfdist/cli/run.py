@@ -25,8 +25,8 @@ from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.early_checks import ProcessContext
 from tfdist.cli.output import Output
 from tfdist.cluster.terminal import can_overwrite
+from tfdist.config.conflicts import Job, effect_warnings
 from tfdist.config.decay import Plateau
-from tfdist.config.effects import Job, effect_warnings
 from tfdist.config.fields import field_names, replace_fields, unsafe_fields
 from tfdist.config.spec import call_user_function, load_object, parse
 from tfdist.config.staleness import REPLAY
