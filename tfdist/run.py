@@ -10,7 +10,7 @@ from tfdist.cli import command, early_checks
 from tfdist.cluster.exit_status import message_with_location
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.job_config import RunConfig
-from tfdist.errors import ExitCode, InputError, naming_arguments
+from tfdist.errors import ExitCode, InputError, naming_flags
 
 
 def main(arguments: Sequence[str], config: RunConfig) -> int:
@@ -66,7 +66,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     try:
-        with naming_arguments():
+        with naming_flags(False):
             runpy.run_path(script, run_name="__main__")
     except InputError as error:
         error.args = (message_with_location(error), *error.args[1:])

@@ -209,8 +209,7 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
                 (field.name, "strategy"),
             )
     check_refusals(config, strategy.refuses, "strategy", type(config))
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    if rejection := find_rejected_option(values, strategy):
+    if rejection := find_rejected_option(vars(config), strategy):
         name, rule = rejection
         raise conflict_error(rule, config, (name, "strategy"))
     if strategy.check:
