@@ -13,7 +13,7 @@
 # make peers        creates .venv-peers with PyTorch and tf_keras, which benchmarks/ compares with
 # make docs         builds the documentation site: open site/index.html; a warning is an error
 # make dist         builds the source distribution and the wheel of a release in dist/
-# make outdated     prints newer versions of TensorFlow, Keras and other packages, and the tests that pin the behavior of the old
+# make outdated     prints which installed packages have newer versions
 # make clean        removes .venv and the files of tools; keeps runs/
 #
 # `make train PYTHON=python3.12` chooses the interpreter of .venv (Python 3.11 to 3.13); an existing .venv is used as it is.
@@ -109,7 +109,7 @@ dist: $(TESTS)
 	@ls dist/*
 
 outdated: $(TESTS)
-	@$(PY) -m tests.outdated
+	@$(PY) -m pip --disable-pip-version-check list --outdated
 
 peers: $(PEERS)/.installed
 

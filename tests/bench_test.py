@@ -18,14 +18,6 @@ pytestmark = pytest.mark.processes
 MIRRORED = ("--strategy=mirrored", "--repeat_seconds=0")
 
 
-def test_help_lists_the_flags(capsys):
-    for arguments in (("--help",), ("collectives", "--help")):
-        assert bench.start(["bench", *arguments]) == 0
-        text = capsys.readouterr().out
-        assert text.startswith("Usage: tfdist bench collectives [--flag=value ...]")
-        assert "--operations" in text
-
-
 @pytest.mark.smoke("bench")
 def test_algorithms_are_compared_by_size(tmp_path, capsys):
     flags = ("--devices=4", "--topology=2,2", "--sizes=64,1KB", "--repeats=1")
@@ -38,7 +30,6 @@ def test_algorithms_are_compared_by_size(tmp_path, capsys):
     records = [json.loads(line) for line in (path / "collectives.jsonl").read_text().splitlines()]
     assert [record["algorithm"] for record in records] == 2 * algorithms
     assert {record["operation"] for record in records} == {"all_reduce"}
-    assert (path / "collectives.png").exists()
 
 
 def test_json_says_what_the_files_say(tmp_path, capfd):
@@ -53,13 +44,6 @@ def test_json_says_what_the_files_say(tmp_path, capfd):
     assert [one["operation"] for one in lines] == list(TRAFFIC)
     assert (path / "environment.json").exists()
     assert "--json" not in (path / "flags.txt").read_text()
-
-
-def test_a_folder_with_files_is_refused(tmp_path, capsys):
-    (tmp_path / "old.txt").touch()
-    arguments = ("--strategy=mirrored", "--devices=2", f"--output_dir={tmp_path}")
-    assert bench.start(["bench", "collectives", *arguments]) == 2
-    assert "The output directory must be empty or new." in capsys.readouterr().err
 
 
 def test_two_processes(tmp_path):
@@ -90,5 +74,4 @@ def test_two_processes(tmp_path):
     assert all(len(record["seconds"]) == 3 and record["replicas"] == 2 for record in records)
     # Two processes cannot synchronize faster: a shorter time would mean that nothing was sent.
     assert all(record["seconds_min"] > 2e-5 for record in records), records
-    assert (tmp_path / "out/collectives.png").read_bytes().startswith(b"\x89PNG")
     assert "--sizes=4,64KB" in (tmp_path / "out/flags.txt").read_text()

@@ -63,11 +63,6 @@ def test_json_says_what_the_text_says(run, capsys):
     assert newest["bytes"] == sum(file.stat().st_size for file in folder.iterdir())
 
 
-def test_one_of_them(run, capsys):
-    assert checkpoints.main(str(run / "checkpoints" / "step-000000005")) == 0
-    assert capsys.readouterr().out.startswith("step-000000005  good")
-
-
 def test_one_that_the_run_removes_meanwhile_is_not_bad(run, capsys, monkeypatch):
     verify = Checkpoint.verify
 

@@ -60,21 +60,6 @@ def test_every_engine_is_tried_and_json_says_how():
     assert not [one for one in record["findings"] if one["status"] == "failed"]
 
 
-def test_an_all_reduce_is_measured_without_a_directory_of_a_run(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    done = run("--only=multiworker", "--quick", "--speed", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads(done.stdout)
-    documented_json.check("doctor", record)
-    [speed] = record["speeds"]
-    assert (speed["strategy"], speed["status"], speed["flags"]) == ("multiworker", "ok", "--strategy=multiworker")
-    assert [each["bytes"] for each in speed["measurements"]] == [64 * 1024, 4 * 1024**2, 32 * 1024**2]
-    assert all(each["seconds_median"] > 0 for each in speed["measurements"])
-    assert not [*tmp_path.iterdir()]
-
-
 @pytest.mark.smoke("doctor")
 def test_a_horovod_that_cannot_be_imported_fails_alone(tmp_path: pathlib.Path):
     (tmp_path / "horovod").mkdir()
@@ -94,7 +79,7 @@ def test_a_loopback_that_is_down():
     unshare = ("unshare", "--map-root-user", "--net")
     if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("this system permits no network namespaces")
-    code = "from tfdist.cli import doctor_machine; print(doctor_machine.network_section({}).findings[1].text)"
+    code = "from tfdist.cli import doctor_machine; print(doctor_machine.network_section({})[1].text)"
     done = subprocess.run([*unshare, sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "127.0.0.1 cannot be used: Network is unreachable\n", done.stderr
 
@@ -168,38 +153,12 @@ def test_what_is_not_installed_is_missing_with_the_command_that_installs_it():
 
 def test_an_engine_that_fails_says_why_and_how_to_see_more():
     _, sharded = tried("multiworker", ProgramResult(ExitCode.STALLED, "the processes did not end within 1 s", "", 1.0))
-    assert doctor_engines.smoke_test_finding(sharded) == Finding(
+    assert sharded.finding() == Finding(
         Status.FAILED,
         f"{'multiworker, 2 processes, sharded':<39}  1.0 s  the processes did not end within 1 s",
         "To see its output: tfdist launch --processes=2 -- tfdist verify '--model=mlp(hidden=(8,))' "
         "--dataset=synthetic:4x4x1 --batch_size=8 --steps=2 --strategy=multiworker --shard=optimizer",
     )
-
-
-def test_the_fastest_engine_is_named_with_its_flags():
-    def bench(*milliseconds: float) -> ProgramResult:
-        rows = [{"seconds_median": each / 1000} for each in milliseconds]
-        return ProgramResult(0, "", f"a line of TensorFlow\n{json.dumps({'measurements': rows})}\n", 1.0)
-
-    def speed(name: str, ended: ProgramResult) -> list[SmokeTestResult]:
-        return list(doctor_engines.measure_speeds(_Fake(bench=ended), INSTALLED, [name], 1))
-
-    [multiworker] = speed("multiworker", bench(0.4, 8.7, 50))
-    gloo, mpi = speed("horovod", bench(1, 3, 60))
-    failed, _ = speed("horovod", ProgramResult(5, "rank 1 is lost", "", 1.0))
-    assert (
-        doctor_engines.speed_finding(multiworker).text.split()
-        == "multiworker 64.0 KiB 0.4 ms 4.0 MiB 8.7 ms 32.0 MiB 50 ms".split()
-    )
-    assert (mpi.status, failed.status, failed.reason) == ("missing", "failed", "rank 1 is lost")
-    assert doctor_engines.speed_finding(mpi).remedy.endswith("tfdist install_horovod --mpi")
-    assert failed.command.endswith("--sizes=65536,4194304,33554432 --strategy=horovod --communication=gloo")
-    assert doctor_engines.fastest_finding([multiworker, gloo, mpi, failed]) == Finding(
-        Status.OK,
-        "fastest for 4.0 MiB: horovod over Gloo, 2.9 times as fast as multiworker",
-        "tfdist launch --processes=2 -- tfdist train --strategy=horovod --communication=gloo",
-    )
-    assert doctor_engines.fastest_finding([multiworker, mpi, failed]) is None
 
 
 def test_a_wrong_result_is_a_failure():

@@ -1,14 +1,10 @@
-"""Prints where the time of the last tests went: by folder, and the slowest ones.
+"""Writes the seconds of each unit to tests/seconds.tsv.
 
-    python -m tests.durations            # prints two tables
-    python -m tests.durations --write    # also writes the seconds of each unit to tests/seconds.tsv
+    python -m tests.durations
 
-Reads pytest's reports in .pytest_cache/; of a test that is in several, the newest. Times are sums over tests, including setup;
-tests that run concurrently take less time in total.
-
-`--write` replaces the seconds of the units that have run, if they differ from those written before by more than half, and keeps
-the others. They are converted to the speed of the machine that wrote the file first, by the median ratio of what was measured
-on both.
+Reads pytest's reports in .pytest_cache/; of a test that is in several, the newest. Replaces the seconds of the units that have
+run, if they differ from those written before by more than half, and keeps the others. They are converted to the speed of the
+machine that wrote the file first, by the median ratio of what was measured on both.
 """
 
 import collections
@@ -16,7 +12,6 @@ import os
 import pathlib
 import re
 import statistics
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -24,24 +19,16 @@ from typing import NamedTuple
 from tests import tiers
 
 REPORTS = tiers.TESTS.parent / ".pytest_cache"
-_SLOWEST = 20
 _LISTED_SECONDS = 0.2  # what takes less has no line
 _SAME = 1.5  # a ratio within which measurements count as equal
 
 
 class Test(NamedTuple):
-    """A test that was run: its report, its identifier relative to tests/, its unit, and its duration in seconds."""
+    """A test that was run: its identifier relative to tests/, its unit, and its duration in seconds."""
 
-    report: str
     name: str
     unit: str
     seconds: float
-
-    @property
-    def folder(self) -> str:
-        """The folder of its file in tests/."""
-        folder, slash, _ = self.name.partition("/")
-        return folder if slash else "commands"
 
 
 def read(reports: Iterable[pathlib.Path]) -> list[Test]:
@@ -58,24 +45,8 @@ def _read_one(path: pathlib.Path) -> list[Test]:
         test = re.sub(r"@[^@]*_test\.py$", "", case.attrib["name"])  # xdist appends the group
         name = "::".join(filter(None, (file, inner.replace(".", "::"), test)))
         unit = case.find("properties/property[@name='unit']")
-        tests.append(Test(path.stem, name, name if unit is None else unit.attrib["value"], float(case.attrib["time"])))
+        tests.append(Test(name, name if unit is None else unit.attrib["value"], float(case.attrib["time"])))
     return tests
-
-
-def table(tests: Iterable[Test]) -> str:
-    """Returns a table of minutes by folder and report, and one of the slowest tests."""
-    minutes: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
-    tests = list(tests)
-    for test in tests:
-        minutes[test.folder][test.report] += test.seconds / 60
-        minutes["all"][test.report] += test.seconds / 60
-    reports = sorted({test.report for test in tests})
-    lines = [f"| folder | {' | '.join(reports)} |", f"| --- |{' ---: |' * len(reports)}"]
-    for folder, spent in sorted(minutes.items(), key=lambda item: -sum(item[1].values())):
-        lines.append(f"| `{folder}` | {' | '.join(f'{spent[report]:.1f}' for report in reports)} |")
-    lines += ["", "| seconds | slowest tests |", "| ---: | --- |"]
-    slowest = sorted(tests, key=lambda test: -test.seconds)[:_SLOWEST]
-    return "\n".join([*lines, *(f"| {test.seconds:.1f} | `{test.name}` |" for test in slowest)])
 
 
 def merged(old: Mapping[str, float], tests: Iterable[Test]) -> dict[str, float]:
@@ -102,13 +73,10 @@ def exists(unit: str) -> bool:
 
 def write(seconds: Mapping[str, float]) -> None:
     """Writes the seconds of units to tests/seconds.tsv."""
-    lines = ["# unit\tseconds, written by `python -m tests.durations --write`"]
+    lines = ["# unit\tseconds, written by `python -m tests.durations`"]
     lines += [f"{unit}\t{value:.1f}" for unit, value in seconds.items()]
     tiers.SECONDS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    found = read(REPORTS.glob("**/*.xml"))
-    print(table(found))
-    if "--write" in sys.argv[1:]:
-        write(merged(tiers.read_seconds(), found))
+    write(merged(tiers.read_seconds(), read(REPORTS.glob("**/*.xml"))))

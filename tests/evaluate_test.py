@@ -192,14 +192,6 @@ def test_two_processes_predict(run, wanted, tmp_path):
     np.testing.assert_allclose(np.load(path), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.processes
-def test_two_processes_evaluate(run, tmp_path):
-    of_two_processes("evaluate", run, "--strategy=multiworker", f"--output={tmp_path}/results.json")
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert (found["strategy"], found["replicas"]) == ("multiworker", 2)
-    assert found["results"]["accuracy"] == pytest.approx(last_evaluation(run)["accuracy"])
-
-
 @pytest.mark.parametrize(
     ("command", "config", "message"),
     [

@@ -92,14 +92,6 @@ def test_variables_of_one_path_are_numbered_as_in_checkpoints(single, tmp_path):
         np.testing.assert_array_equal(checkpoint.read(f"model/{name}"), values)
 
 
-def test_a_tilde_is_the_home(run, monkeypatch, capsys):
-    monkeypatch.setenv("HOME", str(Path(run).parent))
-    export.main("~/run", ExportConfig(format="safetensors", output="~/home.safetensors"))
-    assert Path(f"{run}/../home.safetensors").is_file()
-    export.main("~/run", ExportConfig(format="safetensors"))
-    assert capsys.readouterr().out.splitlines()[1].startswith(f"{run}/export-000000005.safetensors  step 5")
-
-
 def test_one_checkpoint_of_a_run(run, tmp_path, capsys):
     """Exports that checkpoint, but not into its own directory."""
     older, output = f"{run}/checkpoints/step-000000003", str(tmp_path / "a.keras")
@@ -214,19 +206,6 @@ def test_what_the_engine_says_is_not_about_the_file(run, tmp_path, monkeypatch):
     monkeypatch.setattr("keras.Model.export", exhausted)
     with pytest.raises(tf.errors.ResourceExhaustedError):
         export.main(run, ExportConfig(format="saved_model", output="served"))
-
-
-@pytest.mark.parametrize("name", ["pathlib.Path.mkdir", "tempfile.TemporaryDirectory", "pathlib.Path.rename"])
-def test_what_the_system_refuses_at_the_end(run, name, tmp_path, monkeypatch):
-    """As if the directory was removed or became read-only in the meantime."""
-
-    def refuse(*args, **named):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    write = export._write
-    monkeypatch.setattr(export, "_write", lambda *args: (monkeypatch.setattr(name, refuse), write(*args)))
-    with pytest.raises(InputError, match=r"a\.safetensors \(Read-only file system\)"):
-        export.main(run, ExportConfig(format="safetensors", output=str(tmp_path / "new" / "a.safetensors")))
 
 
 def test_a_run_without_checkpoints_has_its_model(run, wanted, tmp_path, capsys):

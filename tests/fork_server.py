@@ -42,7 +42,6 @@ _IMPORTED = (
     "rich.progress",
     "sklearn.datasets",
     "tensorflow",
-    "tfdist.cli.dry_run",
     "tfdist.cli.run",
     "tfdist.distribution.tf_distribute",
     "tfdist.keras_fit",

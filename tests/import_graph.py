@@ -31,41 +31,13 @@ def package_of(path: pathlib.PurePath) -> str:
     return name if name in SINGLE_FILES or (ROOT / "tfdist" / name).is_dir() else "commands"
 
 
-def distances(changed: set[str]) -> dict[str, int]:
-    """Returns how many imports separate each package from the nearest changed one: 0 for a changed one, 1 for what imports it.
-
-    What does not depend on a changed package is left out.
-    """
-    result = dict.fromkeys(changed, 0)
-    reached = changed
-    while reached:
-        importers = {package for package, imported in _package_imports().items() if imported & reached} - result.keys()
-        result |= dict.fromkeys(importers, max(result.values()) + 1)
-        reached = importers
-    return result
-
-
-@functools.cache
-def _package_imports() -> dict[str, set[str]]:
-    """Returns the packages that each package of the library imports."""
-    result: dict[str, set[str]] = {}
-    for folder in ("tfdist", "strategies"):
-        for file in (ROOT / folder).rglob("*.py"):
-            files = {imported for name in _imports(file, True) for imported in _files(name)} - {
-                ROOT / "tfdist/__init__.py"
-            }
-            packages = {package_of(imported.relative_to(ROOT)) for imported in files}
-            result.setdefault(package_of(file.relative_to(ROOT)), set()).update(packages)
-    return result
-
-
 @functools.cache
 def _reachable(path: pathlib.Path) -> frozenset[str]:
     """Returns the top-level names that are imported when a file is imported, directly or by other files of the tree."""
     names: set[str] = set()
     files, remaining = {path}, [path]
     while remaining:
-        for name in _imports(remaining.pop(), False):
+        for name in _imports(remaining.pop()):
             names.add(name.partition(".")[0])
             new = _files(name) - files
             files |= new
@@ -74,16 +46,16 @@ def _reachable(path: pathlib.Path) -> frozenset[str]:
 
 
 @functools.cache
-def _imports(path: pathlib.Path, inside_functions: bool) -> frozenset[str]:
-    """Returns the modules and names that a file imports, and those that it passes to `importorskip`."""
-    return frozenset(_named(ast.parse(path.read_text(encoding="utf-8")), inside_functions))
+def _imports(path: pathlib.Path) -> frozenset[str]:
+    """Returns the modules and names that a file imports outside of functions or passes to `importorskip`."""
+    return frozenset(_named(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def _named(node: ast.AST, inside_functions: bool) -> Iterator[str]:
+def _named(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         match child:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() if not inside_functions:
-                yield from (name for decorator in _decorators(child) for name in _named(decorator, False))
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                yield from (name for decorator in getattr(child, "decorator_list", []) for name in _named(decorator))
                 continue
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 continue
@@ -93,11 +65,7 @@ def _named(node: ast.AST, inside_functions: bool) -> Iterator[str]:
                 yield from (f"{module}.{alias.name}" for alias in child.names)
             case ast.Call(func=ast.Attribute(attr="importorskip"), args=[ast.Constant(value=str(name)), *_]):
                 yield name
-        yield from _named(child, inside_functions)
-
-
-def _decorators(node: ast.AST) -> list[ast.expr]:
-    return getattr(node, "decorator_list", [])
+        yield from _named(child)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What imports TensorFlow, and how far packages are from each other, is read from the text of the files."""
+"""What imports TensorFlow, and the package of a file, is read from the text and the path of files."""
 
 import pathlib
 
@@ -52,10 +52,3 @@ def test_what_a_conftest_imports_counts_for_its_folder():
 )
 def test_the_package_of_a_file(path: str, package: str):
     assert import_graph.package_of(pathlib.PurePath(path)) == package
-
-
-def test_distances_are_numbers_of_imports():
-    distances = import_graph.distances({"step"})
-    assert distances["step"] == 0 and distances["trainer"] == 1
-    assert {"config", "errors", "gradients"}.isdisjoint(distances)  # which step imports
-    assert import_graph.distances({"step", "trainer"})["trainer"] == 0

@@ -85,11 +85,6 @@ def test_one_that_ignores_the_wish_is_killed(launch):
     assert "rank 0 ended with code 137 (killed by SIGKILL)" in one.said[-1]
 
 
-def test_grandchildren_are_ended_too(launch):
-    assert launch("sh", "-c", "sleep 1000 & sleep 1000 & exit 0").wait() == 0
-    assert launch("sh", "-c", "sleep 1000 & sleep 0.2; exit 3").wait() == 3
-
-
 def test_the_cause_is_not_the_first_exit(launch):
     """Rank 0 is notified of rank 1's end, and ends before rank 1's interpreter does."""
     body = (

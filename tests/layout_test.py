@@ -97,11 +97,6 @@ def test_the_layout_that_is_found_is_a_flag(capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_a_batch_that_the_mesh_does_not_divide(capsys: pytest.CaptureFixture[str]) -> None:
-    error = printed(capsys, "--mesh_shape=data:4", *LANGUAGE[:2], "--batch_size=6", code=2)
-    assert "--batch_size=6 and 4 replicas" in error
-
-
 def test_json_says_what_the_text_says(capfd: pytest.CaptureFixture[str]) -> None:
     argv = ("--mesh_shape=data:2;model:2", "--layout=hedas:model", "--precision=mixed_bfloat16", *LANGUAGE)
     text = printed(capfd, *argv)
@@ -274,9 +269,3 @@ def test_tables_of_parameter_servers_are_on_all_of_them(capfd: pytest.CaptureFix
     assert table["shape"] == [256, 16] and sum(sizes) == sum(v["bytes"] for v in variables)
     assert sizes[2] - sum(v["bytes"] for v in variables if v["server"] == 2) == 85 * 16 * 4
     assert "by rows" in printed(capfd, *argv)
-
-
-def test_more_replicas_than_variables_to_shard(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "needs a trained variable for each replica. Received: 6 variables, 7 replicas." in printed(
-        capsys, "--strategy=horovod", "--processes=7", "--shard=optimizer", "--model=mlp", code=2
-    )

@@ -10,7 +10,7 @@ from tests import documented_json
 from tests.reporting.run_directory_test import create
 from tfdist import ledger
 from tfdist.cli.output import Output
-from tfdist.errors import InputError, WriteError
+from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import LedgerFile, read_ledger
 
@@ -218,12 +218,6 @@ def test_what_is_no_ledger(directory):
     directory.ledger(0, 0).write_bytes(np.array([0, 3, 4, 1, 2, 3, 4], "<i8").tobytes())
     with pytest.raises(InputError, match="has none at entry 0"):
         ledger.main(str(directory.path))
-
-
-def test_a_file_is_never_written_over(directory):
-    start(directory, 0, 1)
-    with pytest.raises(WriteError, match="File exists"):
-        LedgerFile(directory.ledger(0, 0))
 
 
 def test_starts_say_from_where(directory):

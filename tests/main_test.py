@@ -43,11 +43,6 @@ def test_a_command_is_its_module(arguments: tuple[str, ...]):
     assert run(*PACKAGE, "train", *arguments) == expected
 
 
-def test_help_of_a_command_is_its_own():
-    assert run(EXECUTABLE, "help", "bench") == run(sys.executable, "-m", "tfdist.bench", "--help")
-    assert run(EXECUTABLE, "help", "bench")[0] == 0
-
-
 def test_the_module_is_main_and_imports_from_the_current_directory(tmp_path: pathlib.Path):
     """Shown by a module of the name that `train` imports first."""
     (tmp_path / "keras.py").write_text(

@@ -61,13 +61,6 @@ def test_a_script_gives_the_same_on_one_and_on_several(script: str, tmp_path: pa
         assert found[1] == pytest.approx(evaluated, rel=1e-5) and found[2] == pytest.approx(predicted, rel=1e-4)
 
 
-@pytest.mark.full  # a script on one replica: above
-def test_the_exit_code_of_a_script_on_two_replicas(script: str, tmp_path: pathlib.Path) -> None:
-    done = run(["-m", "tfdist.run", "--strategy=mirrored", "--devices=2", script, "9"], tmp_path)
-    assert done.returncode == 9, done.stdout
-    assert printed(done)
-
-
 @pytest.mark.smoke("run")
 def test_a_mistake_in_a_script_is_one_line_with_the_place(tmp_path: pathlib.Path) -> None:
     """It names arguments, which the script can change, and not flags."""
@@ -111,20 +104,6 @@ def test_only_a_failure_is_an_exit(code: str, run_program: Callable[[str], None]
 def test_a_scripts_neighbors_are_those_of_the_file_that_a_link_is_to(run_program, tmp_path: pathlib.Path) -> None:
     (tmp_path / "neighbor_of_own.py").write_text("")
     run_program("import neighbor_of_own")
-
-
-def test_threads_of_a_script_are_waited_for_but_not_idle_ones(run_program, tmp_path: pathlib.Path) -> None:
-    run_program(
-        "import concurrent.futures, pathlib, threading, time\n"
-        "pool = concurrent.futures.ThreadPoolExecutor()\n"
-        "pool.submit(int).result()\n"
-        "def train():\n"
-        "    time.sleep(0.3)\n"
-        "    pathlib.Path(__file__).with_name('done').touch()\n"
-        "threading.Thread(target=train).start()\n"
-        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    )
-    assert (tmp_path / "links" / "done").exists()
 
 
 def test_a_script_may_close_its_standard_output_and_leave_a_pool_of_processes(tmp_path: pathlib.Path) -> None:
@@ -228,8 +207,3 @@ def test_nothing_else_of_keras_is_assigned() -> None:
         if (assigned := assignments(ast.parse(path.read_text("utf-8"))))
     }
     assert found.keys() == {f"tfdist/{name}" for name in ASSIGN}, found
-
-
-def test_what_is_an_assignment_to_keras() -> None:
-    code = "from keras.src import losses as l\nimport keras\nkeras.Model.fit = l.f = 1\nself.x, y.z = 2, 3\nsetattr(a, b, c)"
-    assert assignments(ast.parse(code)) == ["keras.Model.fit", "l.f", "setattr(a, b, c)"]

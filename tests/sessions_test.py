@@ -30,13 +30,6 @@ def test_the_last_line_counts(tier: str, found: list[Counts], expected: str, mon
     assert sessions.summary(found, 4.49, tier) == expected
 
 
-def test_where_horovod_is_not_built_the_last_line_says_how(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sessions.importlib.util, "find_spec", lambda name: None)
-    assert "1 skipped: make horovod builds what they need; make test-all" in sessions.summary(
-        [Counts(1, 1, 1)], 1.0, "quick"
-    )
-
-
 @pytest.fixture
 def session(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> sessions.Session:
     """A session that has ended: 9 tests, of which 2 were skipped and 3 did not pass; 40 were left out."""

@@ -39,12 +39,6 @@ def test_a_refused_import_fails_each_time_with_the_reason():
     assert NAME not in sys.modules
 
 
-def test_what_is_imported_cannot_be_refused():
-    importlib.import_module(NAME)
-    with pytest.raises(ImportError, match="for a reason"):
-        tensorflow_import.refuse("for a reason", NAME)
-
-
 @pytest.mark.tensorflow
 def test_tensorflow_has_four_logical_devices():
     import tensorflow as tf

@@ -10,8 +10,8 @@ of each unit. What it does not list counts as quick, so that a new test always r
 --tier=slow   the others
 --tier=all    all, in the same order: longest first
 --slice=N/M   of these, the N-th of M parts that take about as long
---since=REV   of these, also what concerns the packages that have changed since a commit: the nearest first, up to
-              `NEAR_SECONDS`
+--since=REV   of these, also the tests of packages that have changed since a commit: the shortest first, up to
+              `CHANGED_SECONDS`
 """
 
 import functools
@@ -28,7 +28,7 @@ from tests import import_graph, tensorflow_import
 QUICK_SECONDS = 1.0
 WAITING_SECONDS = 3.0  # as `QUICK_SECONDS`, for what hardly computes
 CHEAPEST_SECONDS = 4.0  # the cheapest slower unit of a file is slow if it takes longer than this
-NEAR_SECONDS = 480.0  # four minutes of two processes
+CHANGED_SECONDS = 480.0  # four minutes of two processes
 
 TESTS = pathlib.Path(__file__).parent
 SECONDS = TESTS / "seconds.tsv"
@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = units_of_tier(units, tier)
     if part or revision:
         selected = {*slice_of(chosen, part)} if part else set()
-        selected |= {*near_units(chosen, changed_packages(revision))} if revision else set()
+        selected |= {*changed_units(chosen, changed_packages(revision))} if revision else set()
         chosen = [unit for unit in chosen if unit in selected]
     order = {unit.name: place for place, unit in enumerate(longest_first(chosen))}
     left_out = [item for item in items if item.stash[_UNIT] not in order]
@@ -213,23 +213,20 @@ def slice_of(units: Iterable[Unit], text: str) -> list[Unit]:
     return chosen
 
 
-def near_units(units: Iterable[Unit], changed: set[str] | None) -> list[Unit]:
-    """Returns units that concern changed packages, the nearest and shortest first, as many as fit into `NEAR_SECONDS`.
+def changed_units(units: Iterable[Unit], changed: set[str] | None) -> list[Unit]:
+    """Returns units of changed packages, the shortest first, as many as fit into `CHANGED_SECONDS`.
 
     Args:
       units: all.
       changed: names of packages; None if the change concerns all packages.
     """
-    packages = {unit: import_graph.package_of(unit.path.relative_to(TESTS.parent)) for unit in units}
-    distances = import_graph.distances({*packages.values()} if changed is None else changed)
-    concerned = [unit for unit in packages if packages[unit] in distances]
-    chosen = []
-    remaining = NEAR_SECONDS
-    for unit in sorted(concerned, key=lambda unit: (distances[packages[unit]], unit.seconds)):
-        remaining -= unit.seconds
-        if remaining < 0:
-            break
-        chosen.append(unit)
+    chosen, remaining = [], CHANGED_SECONDS
+    for unit in sorted(units, key=lambda unit: unit.seconds):
+        if changed is None or import_graph.package_of(unit.path.relative_to(TESTS.parent)) in changed:
+            remaining -= unit.seconds
+            if remaining < 0:
+                break
+            chosen.append(unit)
     return chosen
 
 

@@ -98,18 +98,14 @@ def test_a_slice_that_does_not_exist_is_refused(text: str):
         tiers.slice_of(UNITS, text)
 
 
-def test_near_units_are_those_of_changed_packages_then_of_their_importers_until_the_time_is_up(monkeypatch):
-    monkeypatch.setattr(tiers, "NEAR_SECONDS", 11.5)
-    units = [
-        unit("trainer/a_test.py", 1.0),
-        unit("gradients/a_test.py", 5.0),
-        unit("gradients/b_test.py", 3.0),
-        unit("grammar/a_test.py", 1.0),
-        unit("step/a_test.py", 2.0),
+def test_units_of_changed_packages_are_the_shortest_until_the_time_is_up(monkeypatch):
+    monkeypatch.setattr(tiers, "CHANGED_SECONDS", 8.5)
+    units = [unit("trainer/a_test.py", 1.0), unit("gradients/a_test.py", 5.0), unit("gradients/b_test.py", 3.0)]
+    assert [one.name for one in tiers.changed_units(units, {"gradients"})] == [
+        "gradients/b_test.py",
+        "gradients/a_test.py",
     ]
-    order = [one.name for one in tiers.near_units(units, {"gradients"})]
-    assert order == ["gradients/b_test.py", "gradients/a_test.py", "trainer/a_test.py", "step/a_test.py"]
-    assert len(tiers.near_units(units, None)) == 4  # a change that concerns all: the cheapest
+    assert [one.name for one in tiers.changed_units(units, None)] == ["trainer/a_test.py", "gradients/b_test.py"]
 
 
 def test_changed_packages(tmp_path, monkeypatch):

@@ -71,30 +71,26 @@ __all__ = [
     "spawn",
 ]
 
-_MODULES = {
-    "Checkpoints": "tfdist.checkpoint.manager",
-    "Checks": "tfdist.trainer.options",
-    "Cluster": "tfdist.cluster.environment",
-    "Collectives": "tfdist.collectives",
-    "EarlyStopping": "tfdist.trainer.early_stopping",
-    "Group": "tfdist.coordination",
-    "LossScaler": "tfdist.gradients",
-    "ReduceLROnPlateau": "tfdist.trainer.early_stopping",
-    "Reporting": "tfdist.trainer.options",
-    "Schedule": "tfdist.trainer.options",
-    "Strategy": "tfdist.distribution.strategy",
-    "Trainer": "tfdist.trainer.trainer",
-    "constrain": "tfdist.layers.sharding_constraint",
-    "current_strategy": "tfdist.distribution.strategy",
-    "distribute": "tfdist.cli.distribute",
-    "find_batch_size": "tfdist.planning.batch_size",
-    "find_learning_rate": "tfdist.planning.learning_rate",
-    "gather_rows": "tfdist.collectives",
-    "load_strategy": "tfdist.distribution.factory",
-    "name_dims": "tfdist.distribution.variable_layouts",
-    "recompute": "tfdist.layers.recompute",
-    "spawn": "tfdist.launcher.spawn",
+_NAMES = {  # by module
+    "checkpoint.manager": "Checkpoints",
+    "cli.distribute": "distribute",
+    "cluster.environment": "Cluster",
+    "collectives": "Collectives gather_rows",
+    "coordination": "Group",
+    "distribution.factory": "load_strategy",
+    "distribution.strategy": "Strategy current_strategy",
+    "distribution.variable_layouts": "name_dims",
+    "gradients": "LossScaler",
+    "launcher.spawn": "spawn",
+    "layers.recompute": "recompute",
+    "layers.sharding_constraint": "constrain",
+    "planning.batch_size": "find_batch_size",
+    "planning.learning_rate": "find_learning_rate",
+    "trainer.early_stopping": "EarlyStopping ReduceLROnPlateau",
+    "trainer.options": "Checks Reporting Schedule",
+    "trainer.trainer": "Trainer",
 }
+_MODULES = {name: f"tfdist.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,5 @@
 """Runs a command, `tfdist train ...` or `python -m tfdist train ...`, or lists the commands."""
 
-import ast
 import importlib.metadata
 import os
 import pathlib
@@ -19,16 +18,17 @@ _MORE = (
     "`tfdist help COMMAND` describes a command and its flags. `tfdist --version` prints the versions of tfdist, TensorFlow, "
     "Keras\nand Horovod. `tfdist COMMAND` and `python -m tfdist.COMMAND` are the same."
 )
+_MAIN_GUARD = '\nif __name__ == "__main__":\n'
 _HELP, _VERSION = ("help", "--help", "-h"), "--version"
 
 
 def commands() -> dict[str, str]:
     """Returns the first docstring line of each command, by name; commands are modules in this directory with a main guard.
 
-    Modules are parsed, not imported, which takes longer.
+    Modules are read, not imported, which takes longer.
     """
-    summaries = {path.stem: _summary(path) for path in sorted(_FOLDER.glob("*.py")) if not path.stem.startswith("_")}
-    return {name: summary for name, summary in summaries.items() if summary is not None}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("[a-z]*.py"))}
+    return {name: text.partition("\n")[0].strip('"') for name, text in texts.items() if _MAIN_GUARD in text}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
         return _print(_command_list())
     if name == _VERSION:
         return _print(_versions())
-    if not _is_command(name):
-        return _unknown_command(name)
+    if name not in (known_commands := commands()):
+        return _unknown_command(name, known_commands)
     sys.argv[1:] = remaining_arguments
     if sys.path and not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # as with `python -m`
@@ -61,21 +61,6 @@ def main(arguments: Sequence[str]) -> int:
 def start() -> int:
     """Entry point of the executable `tfdist`; returns the exit code."""
     return main(sys.argv[1:])
-
-
-def _is_command(name: str) -> bool:
-    path = _FOLDER / f"{name}.py"
-    return name.isidentifier() and not name.startswith("_") and path.exists() and _summary(path) is not None
-
-
-def _summary(path: pathlib.Path) -> str | None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    is_command = any(_is_main_guard(node) for node in tree.body)
-    return (ast.get_docstring(tree) or "").partition("\n")[0] if is_command else None
-
-
-def _is_main_guard(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
 def _command_list() -> Iterable[str]:
@@ -94,9 +79,9 @@ def _versions() -> Iterable[str]:
             yield f"{title} is not installed"
 
 
-def _unknown_command(name: str) -> int:
+def _unknown_command(name: str, known_commands: Iterable[str]) -> int:
     rule = "The command comes first" if name.startswith("-") else f"{name} is not a command of tfdist"
-    question = did_you_mean(name, commands())
+    question = did_you_mean(name, known_commands)
     received_text = f" Received: {name}." if name.startswith("-") else ""
     print(f"tfdist: {rule}.{received_text}{question} `tfdist` lists the commands.", file=sys.stderr)
     return ExitCode.BAD_INPUT

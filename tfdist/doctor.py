@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from tfdist.cli import command, doctor_engines, doctor_machine
-from tfdist.cli.doctor_engines import Children, SmokeTestResult
+from tfdist.cli.doctor_engines import Children
 from tfdist.cli.doctor_machine import Finding, Status, lines
 from tfdist.cli.output import Output
 from tfdist.config.fields import parse_known_names
@@ -26,7 +26,6 @@ _TITLES = {
     "network": "Network",
     "frameworks": "TensorFlow and Horovod",
     "engines": "Engines: two training steps, compared with one device",
-    "speeds": "Speed of an all-reduce between two processes on this machine, which should be idle",
 }
 
 
@@ -46,15 +45,15 @@ class _Report:
                 {"section": section, "status": str(finding.status), "text": text, "remedy": finding.remedy or None}
             )
 
-    def end(self, **results: list[dict[str, Any]]) -> bool:
-        """Prints the summary; returns whether everything installed works."""
+    def end(self, engines: list[dict[str, Any]]) -> int:
+        """Prints the summary; returns the exit code."""
         counts = {status: sum(finding["status"] == status for finding in self._findings) for status in Status}
         failure_count = counts[Status.FAILED]
         summary = f"{failure_count} failed" if failure_count else "Everything installed works"
         summary += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
         self._output.line(f"\n{summary}")
-        self._output.result({"works": not failure_count, "findings": self._findings, **results})
-        return not failure_count
+        self._output.result({"works": not failure_count, "findings": self._findings, "engines": engines})
+        return ExitCode.FAILED if failure_count else ExitCode.DONE
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -62,8 +61,6 @@ def define_flags(values: flags.FlagValues) -> None:
     about = f"Comma-separated strategies to try: {', '.join(NAMES)}. Defaults to all."
     flags.DEFINE_string("only", "", about, flag_values=values)
     flags.DEFINE_bool("quick", False, "Do not try the engines.", flag_values=values)
-    about = "Also measure an all-reduce of each engine between two processes, and name the fastest."
-    flags.DEFINE_bool("speed", False, about, flag_values=values)
     about = "Seconds after which a smoke test of an engine, or an import, is stopped and counts as failed."
     flags.DEFINE_float("deadline_seconds", 60.0, about, flag_values=values)
 
@@ -75,40 +72,26 @@ def main(values: flags.FlagValues, output: Output) -> int:
         raise InputError(f"--deadline_seconds must be positive. Received: {seconds:g}.")
     report = _Report(output)
     engines: list[dict[str, Any]] = []
-    speeds: list[SmokeTestResult] = []
     with Children() as children:
 
         def engine_findings() -> Iterator[Finding]:
             for result in doctor_engines.run_smoke_tests(children, frameworks, names, seconds):
                 engines.append(result.facts())
-                yield doctor_engines.smoke_test_finding(result)
+                yield result.finding()
 
-        def speed_findings() -> Iterator[Finding]:
-            for result in doctor_engines.measure_speeds(children, frameworks, names, seconds):
-                speeds.append(result)
-                yield doctor_engines.speed_finding(result)
-            if fastest := doctor_engines.fastest_finding(speeds):
-                yield fastest
-
-        for section in (
-            doctor_machine.versions_section(),
-            doctor_machine.hardware_section(),
-            doctor_machine.limits_section(),
-            doctor_machine.environment_section(os.environ),
-            doctor_machine.network_section(os.environ),
-        ):
-            report.add(section.name, section.findings)
-        frameworks, section = doctor_engines.probe(children, seconds)
-        report.add(section.name, section.findings)
+        report.add("versions", doctor_machine.versions_section())
+        report.add("machine", doctor_machine.hardware_section())
+        report.add("limits", doctor_machine.limits_section())
+        report.add("environment", doctor_machine.environment_section(os.environ))
+        report.add("network", doctor_machine.network_section(os.environ))
+        frameworks, findings = doctor_engines.probe(children, seconds)
+        report.add("frameworks", findings)
         if not values.quick and not frameworks.problem:
             report.add("engines", engine_findings())
-        if values.speed and not frameworks.problem:
-            report.add("speeds", speed_findings())
-    works = report.end(engines=engines, speeds=[doctor_engines.speed_facts(result) for result in speeds])
-    return ExitCode.DONE if works else ExitCode.FAILED
+    return report.end(engines)
 
 
-_EXAMPLES = ("tfdist doctor --quick --speed", "tfdist doctor --only=mirrored,multiworker --json")
+_EXAMPLES = ("tfdist doctor --quick", "tfdist doctor --only=mirrored,multiworker --json")
 
 if __name__ == "__main__":
     about = __doc__.partition("\n")[0]

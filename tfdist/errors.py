@@ -34,7 +34,6 @@ __all__ = [
     "WriteError",
     "describe_error",
     "names_arguments",
-    "naming_arguments",
     "naming_flags",
 ]
 
@@ -197,18 +196,9 @@ def describe_error(error: BaseException) -> str:
 # Messages are written with flags; public functions of the library translate them.
 
 
-def naming_flags() -> contextlib.AbstractContextManager[None]:
-    """Returns the context of a command, in which errors name flags."""
-    return _name_flags(True)
-
-
-def naming_arguments() -> contextlib.AbstractContextManager[None]:
-    """Returns the context of a user's program that a command runs, in which errors name arguments."""
-    return _name_flags(False)
-
-
 @contextlib.contextmanager
-def _name_flags(uses_flags: bool) -> Iterator[None]:
+def naming_flags(uses_flags: bool = True) -> Iterator[None]:
+    """In a context, errors name flags, as in a command; or arguments again, as in a user's program that a command runs."""
     token = _in_command.set(uses_flags)
     try:
         yield

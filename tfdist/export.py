@@ -37,12 +37,6 @@ class ExportConfig(WeightsConfig):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    @property
-    def trained_config(self) -> TrainedConfig:
-        """The configuration with which the run is opened."""
-        common = {field.name: getattr(self, field.name) for field in dataclasses.fields(WeightsConfig)}
-        return TrainedConfig(strategy=REFERENCE, **common)
-
 
 def main(run: str, config: ExportConfig) -> int:
     """Exports the model and prints its path; returns the exit code."""
@@ -52,7 +46,8 @@ def main(run: str, config: ExportConfig) -> int:
     load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import trained_run
 
-    with trained_run.open_run(run, config.trained_config) as model:
+    common = {field.name: getattr(config, field.name) for field in dataclasses.fields(WeightsConfig)}
+    with trained_run.open_run(run, TrainedConfig(strategy=REFERENCE, **common)) as model:
         step_suffix = "" if model.step is None else f"-{model.step:09d}"
         default = model.directory / f"export{step_suffix}{_ENDINGS[config.format]}"
         path = path_of(config.output) if config.output else default

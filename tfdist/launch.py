@@ -110,7 +110,8 @@ def main(arguments: list[str], values: flags.FlagValues) -> int:
     fields: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
     fields |= parse_processes(fields["processes"])
     job = Job(**fields | {"processes": fields["processes"] + fields["servers"]})
-    _prepend_bin_to_path()
+    directory = os.path.dirname(os.path.abspath(sys.executable))
+    os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     check_program(arguments[0])
     received_signals: list[int] = []
     outcome = job_runner.run(job, lambda rank: arguments, os.environ, signals=received_signals, say=_print_line)
@@ -121,11 +122,6 @@ def main(arguments: list[str], values: flags.FlagValues) -> int:
         _print_line(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
     command.flush(ignore_errors=True)  # the exit code is the job's even if its output could not be written
     return command.INTERRUPTED if is_ctrl_c else outcome.code
-
-
-def _prepend_bin_to_path() -> None:
-    directory = os.path.dirname(os.path.abspath(sys.executable))
-    os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 def parse_processes(text: str) -> dict[str, int]:

@@ -110,10 +110,7 @@ def _facts(plan: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: in
         "device_bytes": _rename_kinds(plan.totals()),
         "variables": [_variable(variable, plan) for variable in plan.variables],
         "micro_steps_per_step": micro_steps,
-        "collectives": [
-            {"what": traffic.purpose, "operation": traffic.kind, "axis": traffic.axis, "device_bytes": traffic.bytes}
-            for traffic in plan.traffic
-        ],
+        "collectives": layout_reports.collective_facts(plan),
         "warnings": unused_rule_warnings(rules, plan.dims, shard, plan.mesh),
     }
 

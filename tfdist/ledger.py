@@ -1,8 +1,8 @@
 """Prove from the records of a run that it used each example of each epoch exactly once, across restarts and resizes."""
 
 import sys
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,104 +12,50 @@ from tfdist.cli.output import TEXT, Output
 from tfdist.errors import ExitCode, InputError, count_of
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import read_ledger
-from tfdist.storage import StoragePath, path_of, storage_of
+from tfdist.storage import path_of, storage_of
 
 _MAX_LISTED = 10
-
-
-class Start(NamedTuple):
-    """A start of the run, and its steps that count for the result.
-
-    Attributes:
-      number: number of the start, from 0.
-      end_step: step after its last one that counts, because later ones were repeated; None for the last start.
-      files: ledgers of the processes, by rank.
-      step: its first step.
-      batch_size: number of examples per step.
-      examples: number of examples per epoch.
-      examples_before: number of examples used before its first step.
-    """
-
-    number: int
-    end_step: int | None
-    files: list[StoragePath]
-    step: int
-    batch_size: int
-    examples: int
-    examples_before: int
-
-
-_COUNTS = Start._fields[3:]  # read from the record of a start
-
-
-class Proof(NamedTuple):
-    """The result of counting the examples of a run.
-
-    Attributes:
-      steps: number of steps that count for the result.
-      starts: number of starts that count.
-      examples: number of examples per epoch.
-      epochs: number of complete epochs.
-      next_examples: number of examples used in the incomplete epoch.
-      problems: descriptions of errors.
-    """
-
-    steps: int
-    starts: int
-    examples: int
-    epochs: int
-    next_examples: int
-    problems: list[str]
+_COUNTS = ("step", "batch_size", "examples", "examples_before", "ledgers")  # of a start, which its proof needs
 
 
 def main(run: str, output: Output = TEXT) -> int:
     """Prints the result; returns the exit code."""
-    proof = prove(RunDirectory(path_of(run)))
-    listed_problems = proof.problems[:_MAX_LISTED]
+    facts = prove(RunDirectory(path_of(run)))
+    problems = facts["problems"]
+    listed_problems = problems[:_MAX_LISTED]
     for problem in listed_problems:
         output.line(problem)
-    if proof.problems:
-        output.line(f"Not proved: {len(proof.problems)} problems; the first {len(listed_problems)} are listed above.")
+    if problems:
+        output.line(f"Not proved: {len(problems)} problems; the first {len(listed_problems)} are listed above.")
     else:
         output.line(
-            f"Proved: {proof.steps} steps, {count_of(proof.starts, 'start')}. Each of "
-            f"{proof.examples} examples was used exactly once in each of {proof.epochs} epochs; {proof.next_examples} "
-            "in the next one, none twice."
+            f"Proved: {facts['steps']} steps, {count_of(facts['starts'], 'start')}. Each of "
+            f"{facts['examples_per_epoch']} examples was used exactly once in each of {facts['complete_epochs']} epochs; "
+            f"{facts['examples_of_next_epoch']} in the next one, none twice."
         )
-    output.result(
-        {
-            "run": run,
-            "proved": not proof.problems,
-            "steps": proof.steps,
-            "starts": proof.starts,
-            "examples_per_epoch": proof.examples,
-            "complete_epochs": proof.epochs,
-            "examples_of_next_epoch": proof.next_examples,
-            "problem_count": len(proof.problems),
-            "problems": listed_problems,
-        }
-    )
-    return ExitCode.FAILED if proof.problems else ExitCode.DONE
+    shown = {"run": run, "proved": not problems, "problem_count": len(problems), "problems": listed_problems}
+    output.result(facts | shown)
+    return ExitCode.FAILED if problems else ExitCode.DONE
 
 
-def prove(directory: RunDirectory) -> Proof:
-    """Counts the examples of a run.
+def prove(directory: RunDirectory) -> dict[str, Any]:
+    """Counts the examples of a run; returns the numbers of steps, starts and examples that count, and the problems.
 
     Raises:
       InputError: it is not the directory of a run, or its starts have no ledger.
     """
     starts = _starts(directory)
-    size = starts[0].examples
+    size = starts[0]["examples"]
     # Not 0 examples of the first epoch if the run began with a checkpoint of another one.
-    epoch, previous_examples = divmod(starts[0].examples_before, size)
+    epoch, previous_examples = divmod(starts[0]["examples_before"], size)
     problems = [  # epochs are undefined if the size of the data set has changed
-        f"start {start.number}: an epoch has {start.examples} examples, where the run began with {size}"
+        f"start {start['number']}: an epoch has {start['examples']} examples, where the run began with {size}"
         for start in starts
-        if start.examples != size
+        if start["examples"] != size
     ]
     steps = epochs = 0
     parts, count = [np.zeros([0], np.int64)], 0  # examples of the current epoch
-    for errors, step_examples in _stream(starts, _completed_steps(directory)):
+    for errors, step_examples in _stream(starts, directory):
         problems += errors
         steps += 1
         parts.append(step_examples)
@@ -120,10 +66,21 @@ def prove(directory: RunDirectory) -> Proof:
             problems += _problems(f"epoch {epoch}", epoch_examples, size, is_complete=not previous_examples)
             epoch, epochs, previous_examples = epoch + 1, epochs + (not previous_examples), 0
     problems += _problems(f"epoch {epoch}, which has not ended", np.concatenate(parts), size, is_complete=False)
-    return Proof(steps, len(starts), size, epochs, count, problems)
+    return {
+        "steps": steps,
+        "starts": len(starts),
+        "examples_per_epoch": size,
+        "complete_epochs": epochs,
+        "examples_of_next_epoch": count,
+        "problems": problems,
+    }
 
 
-def _starts(directory: RunDirectory) -> list[Start]:
+def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
+    """Returns the records of the starts that have steps that count for the result.
+
+    Each has also its number, from 0, and the step after its last one that counts, None for the last start.
+    """
     records = directory.read_starts()
     if not records:
         raise InputError(
@@ -136,74 +93,55 @@ def _starts(directory: RunDirectory) -> list[Start]:
             f"{directory.path}, a run with --sync=fedavg. Its ledger files say which examples each of its steps used."
         )
     ends = [start["step"] for start in records[1:]]
-    starts = []
-    for number, record in enumerate(records):
-        end = min(ends[number:], default=None)
-        if end is None or end > record["step"]:  # otherwise, all of its steps were repeated
-            starts.append((number, end, record))
-    _check_has_ledgers(starts, directory)
-    for number, _, record in starts:
-        _check_counts(number, record, directory)
-    return [
-        Start(
-            number,
-            end,
-            [directory.ledger(number, rank) for rank in range(record["ledgers"])],
-            *(record[name] for name in _COUNTS),
-        )
-        for number, end, record in starts
-    ]
-
-
-def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -> None:
-    for name in (*_COUNTS, "ledgers"):
-        minimum, limit = int(name in ("batch_size", "examples")), 1 << 20 if name == "ledgers" else 1 << 62
-        value = start.get(name)
-        if type(value) is not int or not minimum <= value < limit:
-            raise InputError(
-                f"A start of a run must have a count as its {name}. Received: {str(value):.80}, at start {number} in "
-                f"{directory.starts}, counted from 0. Restore the file."
-            )
-
-
-def _check_has_ledgers(starts: list[tuple[int, int | None, dict[str, Any]]], directory: RunDirectory) -> None:
-    missing = [f"{number} (from step {record['step']})" for number, _, record in starts if not record.get("ledgers")]
+    starts = [{**start, "number": n, "end": min(ends[n:], default=None)} for n, start in enumerate(records)]
+    starts = [start for start in starts if start["end"] is None or start["end"] > start["step"]]  # others were repeated
+    missing = [f"{start['number']} (from step {start['step']})" for start in starts if not start.get("ledgers")]
     if missing:
         location = f"without either at start {', '.join(missing)}, counted from 0"
         raise InputError(
             f"A ledger needs --checkpoint_every or --commit_every at each start of a run. Received: {directory.path}, "
             f"{location}. Such a start cannot be proved: give one of these flags to each start of the next run."
         )
-
-
-def _completed_steps(directory: RunDirectory) -> int:
-    checkpoint_steps = [step_of(path) for path in newest(directory.checkpoints)]
-    return max([0, *checkpoint_steps, *(record["step"] for record in directory.records())])
-
-
-def _stream(starts: list[Start], completed_steps: int) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yields the errors of each step that counts, and its examples in the order of use."""
-    expected = starts[0].step
     for start in starts:
-        if start.step > expected:
-            yield [f"steps {expected} to {start.step - 1}: not recorded"], np.zeros([0], np.int64)
-            expected = start.step
-        ranks = [dict(read_ledger(path)) if storage_of(path).exists(path) else {} for path in start.files]
+        _check_counts(start, directory)
+    return starts
+
+
+def _check_counts(start: Mapping[str, Any], directory: RunDirectory) -> None:
+    for name in _COUNTS:
+        minimum, limit = int(name in ("batch_size", "examples")), 1 << 20 if name == "ledgers" else 1 << 62
+        value = start.get(name)
+        if type(value) is not int or not minimum <= value < limit:
+            raise InputError(
+                f"A start of a run must have a count as its {name}. Received: {str(value):.80}, at start {start['number']} in "
+                f"{directory.starts}, counted from 0. Restore the file."
+            )
+
+
+def _stream(starts: list[dict[str, Any]], directory: RunDirectory) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Yields the errors of each step that counts, and its examples in the order of use."""
+    expected = starts[0]["step"]
+    checkpoint_steps = [step_of(path) for path in newest(directory.checkpoints)]
+    completed_steps = max([0, *checkpoint_steps, *(record["step"] for record in directory.records())])
+    for start in starts:
+        if start["step"] > expected:
+            yield [f"steps {expected} to {start['step'] - 1}: not recorded"], np.zeros([0], np.int64)
+            expected = start["step"]
+        files = [directory.ledger(start["number"], rank) for rank in range(start["ledgers"])]
+        ranks = [dict(read_ledger(path)) if storage_of(path).exists(path) else {} for path in files]
         last = max((step for steps in ranks for step in steps), default=-1)
-        for step in range(expected, max(last + 1, completed_steps) if start.end_step is None else start.end_step):
+        end = max(last + 1, completed_steps) if start["end"] is None else start["end"]
+        for step in range(expected, end):
             parts = [steps.get(step) for steps in ranks]
             missing = [rank for rank, part in enumerate(parts) if part is None]
             numbers = np.concatenate([*(part for part in parts if part is not None), np.zeros([0], np.int64)])
-            yield _step_errors(step, missing, len(numbers), start), numbers
+            errors = []
+            if missing:
+                errors = [f"step {step}: process {missing[0]} of start {start['number']} did not record it"]
+            elif len(numbers) != start["batch_size"]:
+                errors = [f"step {step}: {len(numbers)} examples, where a batch has {start['batch_size']}"]
+            yield errors, numbers
             expected = step + 1
-
-
-def _step_errors(step: int, missing: list[int], count: int, start: Start) -> list[str]:
-    if missing:
-        return [f"step {step}: process {missing[0]} of start {start.number} did not record it"]
-    if count != start.batch_size:
-        return [f"step {step}: {count} examples, where a batch has {start.batch_size}"]
-    return []
 
 
 def _problems(epoch: str, numbers: np.ndarray, size: int, is_complete: bool) -> list[str]:

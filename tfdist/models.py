@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdist.config.spec import call_user_function, load_object, parse
 from tfdist.distribution.variable_layouts import name_dims
-from tfdist.errors import InputError, is_integer, is_number, nearest
+from tfdist.errors import InputError, is_integer, nearest
 from tfdist.keras_internals import layers_of
 from tfdist.layers import MixtureOfExperts, SyncBatchNormalization
 from tfdist.layers.sharding_constraint import constrain
@@ -91,27 +91,12 @@ def _replacement_error(model: keras.Model, old_class: type, new_class: type, rea
     )
 
 
-def _positive_argument(model: str, name: str, value: Any) -> int:
-    """Returns a positive integer."""
+def _classes_argument(model: str, value: Any) -> int:
+    """Returns the number of classes, a positive integer."""
     if not _is_positive(value):
-        remedy = f" The data set does not define it: write {model}({name}=...)." if value is None else ""
-        raise InputError(f"{model}: {name} must be an integer, at least 1. Received: {value!r}.{remedy}")
+        remedy = f" The data set does not define it: write {model}(classes=...)." if value is None else ""
+        raise InputError(f"{model}: classes must be an integer, at least 1. Received: {value!r}.{remedy}")
     return int(value)
-
-
-def _sizes_argument(model: str, name: str, value: Any) -> tuple[int, ...]:
-    """Returns a tuple of positive integers; a single integer is converted to a tuple."""
-    values = (value,) if is_integer(value) else value
-    if not isinstance(values, Sequence) or not all(map(_is_positive, values)):
-        raise InputError(f"{model}: {name} must be integers, at least 1, such as (64, 32). Received: {value!r}.")
-    return tuple(map(int, values))
-
-
-def _rate_argument(model: str, name: str, value: Any) -> float:
-    """Returns a number in [0, 1)."""
-    if not is_number(value) or not 0 <= value < 1:
-        raise InputError(f"{model}: {name} must be a number in [0, 1). Received: {value!r}.")
-    return float(value)
 
 
 def _input_shape_argument(model: str, value: Any, dims: Sequence[str] = ()) -> tuple[int, ...]:
@@ -141,13 +126,13 @@ def mlp(*, input_shape: Sequence[int], classes: int, hidden: int | Sequence[int]
       A model of (batch, *input_shape) to (batch, classes).
 
     Raises:
-      InputError: an argument is out of range.
+      InputError: the shape, the number of classes or another size does not fit.
     """
     inputs = keras.Input(_input_shape_argument("mlp", input_shape), name="inputs")
     x = keras.layers.Flatten(name="flatten")(inputs)
-    for i, width in enumerate(_sizes_argument("mlp", "hidden", hidden)):
+    for i, width in enumerate((hidden,) if isinstance(hidden, int) else hidden):
         x = keras.layers.Dense(width, activation="relu", name=f"hidden_{i}")(x)
-    logits = keras.layers.Dense(_positive_argument("mlp", "classes", classes), name="logits")(x)
+    logits = keras.layers.Dense(_classes_argument("mlp", classes), name="logits")(x)
     return keras.Model(inputs, logits, name="mlp")
 
 
@@ -166,13 +151,13 @@ def cnn(
       A model of (batch, height, width, channels) to (batch, classes).
 
     Raises:
-      InputError: an argument is out of range.
+      InputError: the shape, the number of classes or another size does not fit.
     """
     normalization = layer_class(batch_norm)
     channels_last = {"data_format": "channels_last"}
     inputs = keras.Input(_input_shape_argument("cnn", input_shape, ("height", "width", "channels")), name="inputs")
     x = inputs
-    for i, channels in enumerate(_sizes_argument("cnn", "filters", filters)):
+    for i, channels in enumerate((filters,) if isinstance(filters, int) else filters):
         # Without a bias, which the normalization would subtract again and whose gradient would be rounding noise.
         x = keras.layers.Conv2D(channels, 3, padding="same", use_bias=False, name=f"conv_{i}", **channels_last)(x)
         # Moving statistics adapt within tens of steps: Keras's 0.99 needs more steps than a small data set provides.
@@ -180,7 +165,7 @@ def cnn(
         x = keras.layers.ReLU(name=f"relu_{i}")(x)
         x = keras.layers.MaxPooling2D(2, padding="same", name=f"pool_{i}", **channels_last)(x)
     x = keras.layers.Flatten(name="flatten", **channels_last)(x)
-    logits = keras.layers.Dense(_positive_argument("cnn", "classes", classes), name="logits")(x)
+    logits = keras.layers.Dense(_classes_argument("cnn", classes), name="logits")(x)
     return keras.Model(inputs, logits, name="cnn")
 
 
@@ -196,7 +181,7 @@ def resnet50(*, input_shape: Sequence[int], classes: int, batch_norm: str = "loc
       A model of (batch, height, width, channels) to (batch, classes).
 
     Raises:
-      InputError: an argument is out of range.
+      InputError: the shape, the number of classes or another size does not fit.
     """
     height, width, channels = _input_shape_argument("resnet50", input_shape, ("height", "width", "channels"))
     if min(height, width) < 32:
@@ -204,7 +189,7 @@ def resnet50(*, input_shape: Sequence[int], classes: int, batch_norm: str = "loc
     model = keras.applications.ResNet50(
         weights=None,
         input_shape=(height, width, channels),
-        classes=_positive_argument("resnet50", "classes", classes),
+        classes=_classes_argument("resnet50", classes),
         classifier_activation=None,
     )
     return with_batch_norm(model, batch_norm)
@@ -259,15 +244,13 @@ def transformer(
       A model of (batch, length) token ids to (batch, length, classes): logits of each next token.
 
     Raises:
-      InputError: an argument is out of range.
+      InputError: the shape, the number of classes or another size does not fit.
     """
     (length,) = _input_shape_argument("transformer", input_shape, ("length",))
-    vocabulary = _positive_argument("transformer", "classes", classes)
-    width, heads = _positive_argument("transformer", "width", width), _positive_argument("transformer", "heads", heads)
+    vocabulary = _classes_argument("transformer", classes)
     if width % heads:
         raise InputError(f"transformer: width must be a multiple of heads. Received: width={width}, heads={heads}.")
-    inner = _positive_argument("transformer", "ffn", 4 * width if ffn is None else ffn)
-    dropout = _rate_argument("transformer", "dropout", dropout)
+    inner = 4 * width if ffn is None else ffn
 
     inputs = keras.Input((length,), dtype="int32", name="tokens")
     tokens = constrain(inputs, "batch sequence", "tokens_between")
@@ -285,7 +268,7 @@ def transformer(
             f"transformer: experts are in every second block. Received: experts={experts}, layers={layers}."
         )
     mixture = {"experts": experts, "choices": choices, "capacity_factor": capacity_factor, "overflow": overflow}
-    for i in range(_positive_argument("transformer", "layers", layers)):
+    for i in range(layers):
         x = _attention(x, f"block_{i}", width, heads, dropout)
         x = _perceptron(x, f"block_{i}", width, inner, dropout, mixture if experts and i % 2 else {})
     x = keras.layers.LayerNormalization(name="final_norm")(x)

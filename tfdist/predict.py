@@ -90,13 +90,9 @@ def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str, origins: 
         writer.writerow(["example", *([origins.kind] if origins else []), *outputs])
         for number, row in enumerate(rows):
             name = [origins.names[number]] if origins else []
-            writer.writerow([number, *name, *(_text(value, is_class) for value in row)])
+            writer.writerow([number, *name, *(int(value) if is_class else repr(value.item()) for value in row)])
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
     return file.getvalue()
-
-
-def _text(value: Any, is_integer: bool) -> str:
-    return str(int(value)) if is_integer else repr(value.item())
 
 
 _EXAMPLES = (

@@ -4,16 +4,13 @@ import os
 import pathlib
 import runpy
 import sys
-import threading
 from collections.abc import Sequence
 
 from tfdist.cli import command, early_checks
 from tfdist.cluster.exit_status import message_with_location
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.job_config import RunConfig
-from tfdist.errors import ExitCode, InputError, naming_arguments
-
-_EXECUTORS = ("concurrent.futures.", "joblib.", "loky.")
+from tfdist.errors import ExitCode, InputError, naming_flags
 
 
 def main(arguments: Sequence[str], config: RunConfig) -> int:
@@ -62,11 +59,14 @@ def check_script(script: pathlib.Path) -> None:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a file like `python script arguments`; raises its errors, but not a successful `SystemExit`."""
+    """Runs a file like `python script arguments`; raises its errors, but not a successful `SystemExit`.
+
+    A script must join the threads in which it trains.
+    """
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     try:
-        with naming_arguments():
+        with naming_flags(False):
             runpy.run_path(script, run_name="__main__")
     except InputError as error:
         error.args = (message_with_location(error), *error.args[1:])
@@ -74,19 +74,6 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     except SystemExit as end:
         if end.code is not None and end.code != 0:
             raise
-    _wait_for_threads()
-
-
-def _wait_for_threads() -> None:
-    """Waits for the script's threads, as Python does at exit, because they may be training."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon and not _is_executor_thread(thread):
-            thread.join()
-
-
-def _is_executor_thread(thread: threading.Thread) -> bool:
-    modules = (getattr(item, "__module__", "") for item in (type(thread), getattr(thread, "_target", None)))
-    return any(str(module).startswith(_EXECUTORS) for module in modules)
 
 
 _EXAMPLES = (
@@ -95,14 +82,12 @@ _EXAMPLES = (
 )
 
 if __name__ == "__main__":
-    from tfdist.cli.environment_flags import split_flags
-
     sys.exit(
         command.run(
             "run",
             RunConfig,
             main,
-            lambda: [sys.argv[0], *split_flags(), *sys.argv[1:]],
+            lambda: [sys.argv[0], *command.environment_flags(), *sys.argv[1:]],
             about=__doc__.partition(":")[0] + ".",
             arguments="SCRIPT [ARGUMENTS]",
             examples=_EXAMPLES,

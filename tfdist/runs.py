@@ -25,18 +25,9 @@ _SELECTION, _OUTPUT = "Selection", "Output"
 _MAX_LISTED = 10
 _MAX_METRICS = 3  # in the picture
 _PICTURE = "comparison.png"
-_SORT_KEYS: dict[str, Callable[[RunSummary], Any]] = {
-    "started": lambda run: run.start_time or 0.0,
-    "run": lambda run: run.name,
-    "status": lambda run: run.status,
-    "steps": lambda run: run.steps,
-    "time": lambda run: run.seconds or 0.0,
-}
-_FIELDS: dict[str, Callable[[RunSummary], str]] = {
-    "run": lambda run: run.name,
-    "status": lambda run: run.status,
-    "strategy": lambda run: run.strategy,
-}
+# Attributes of a `RunSummary` by name.
+_SORT_KEYS = {"started": "start_time", "run": "name", "status": "status", "steps": "steps", "time": "seconds"}
+_FIELDS = {"run": "name", "status": "status", "strategy": "strategy"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +76,10 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
             f"tfdist runs needs a directory with runs. Received: {', '.join(paths) or 'no directory'}{skipped}. Give the "
             "directory of a run, or one that contains such directories, such as the parent of an --output_dir."
         )
-    _check_metrics(config.metric, all_runs)
+    metrics = list(dict.fromkeys(name for run in all_runs for name in run.metrics))
+    for metric in filter(None, config.metric.split(",")):
+        if metric not in metrics:
+            raise InputError(f"--metric={metric} is not in these runs.{nearest(metric, metrics)}")
     runs = _select(all_runs, config)
     is_comparison = bool(config.compare or config.output) or len(paths) > 1
     with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
@@ -140,9 +134,18 @@ def _reason(error: Exception) -> str:
 
 
 def _select(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
-    matching_runs = [run for run in runs if all(_matches(run, *condition) for condition in _conditions(config.filter))]
-    key = _SORT_KEYS.get(config.sort)
-    if key is None:
+    def matches(run: RunSummary, name: str, pattern: str) -> bool:
+        value = getattr(run, _FIELDS[name]) if name in _FIELDS else run.flags.get(name)
+        return value is not None and (value == pattern or fnmatch.fnmatchcase(value, pattern))
+
+    matching_runs = [run for run in runs if all(matches(run, *condition) for condition in _conditions(config.filter))]
+
+    def key_of(name: str) -> Callable[[RunSummary], Any]:
+        return lambda run: getattr(run, _SORT_KEYS[name]) or 0.0
+
+    if config.sort in _SORT_KEYS:
+        key = key_of(config.sort)
+    else:
         metrics = {name for run in runs for name in run.metrics}
         if config.sort not in metrics:
             raise InputError(f"--sort={config.sort} is not known.{nearest(config.sort, [*_SORT_KEYS, *metrics])}")
@@ -152,7 +155,7 @@ def _select(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
             best = run.best(config.sort)
             return best is not None, sign * best[1] if best else 0.0
 
-    chronological = sorted(matching_runs, key=_SORT_KEYS["started"])
+    chronological = sorted(matching_runs, key=key_of("started"))
     return sorted(chronological, key=key)[-config.limit :]
 
 
@@ -168,21 +171,9 @@ def _conditions(text: str) -> list[tuple[str, str]]:
     return [(name.strip(), pattern.strip()) for name, _, pattern in conditions]
 
 
-def _matches(run: RunSummary, name: str, pattern: str) -> bool:
-    value = _FIELDS[name](run) if name in _FIELDS else run.flags.get(name)
-    return value is not None and (value == pattern or fnmatch.fnmatchcase(value, pattern))
-
-
 def _main_metric(runs: Sequence[RunSummary], config: RunsConfig) -> str:
     names = config.metric.split(",") if config.metric else [name for run in runs for name in run.metrics]
     return next((name for name in names if name != "loss"), "")
-
-
-def _check_metrics(text: str, runs: Sequence[RunSummary]) -> None:
-    metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    for metric in filter(None, text.split(",")):
-        if metric not in metrics:
-            raise InputError(f"--metric={metric} is not in these runs.{nearest(metric, metrics)}")
 
 
 def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsConfig) -> None:

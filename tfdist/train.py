@@ -40,29 +40,32 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         print(decision[0])
         return 0
     seconds = load_tensorflow()  # imported late, after parsing flags
-    from tfdist.cli import dry_run, run
+    from tfdist.cli import run
     from tfdist.trainer.data_warnings import check_examples
+    from tfdist.trainer.early_stopping import check_monitored_metrics
     from tfdist.trainer.options import Checks, Schedule
 
     with run.open_session(config, context) as session:
         session = run.with_clients(session)
-        target = run.choose_target(session, decision)  # before the model is built, because it may raise
-        if target.finished_message and not config.dry_run:
+        run_config, origin, message = run.choose_target(
+            session, decision
+        )  # before the model is built, because it may raise
+        if message and not config.dry_run:
             if session.strategy.is_chief:
-                print(target.finished_message)
+                print(message)
             return 0
-        callbacks = run.make_callbacks(target.config)
+        callbacks = run.make_callbacks(run_config)
         with show_temporarily("Building the model ...") if session.strategy.is_chief else contextlib.nullcontext():
             trainer = run.make_trainer(session, session.strategy)
             program = trainer.build(session.data.train)
-        run.check_metrics(config, callbacks, trainer, evaluates=session.data.test is not None)
+        check_monitored_metrics(callbacks, config.best, program, session.data.test is not None)
         # Reports invalid data before the directory is created; `fit` logs the warnings.
         examples, options = (session.data.train, session.data.test), (program.settings, program.dependence)
         findings = check_examples(session.strategy, trainer.model, *examples, *options)
         if config.dry_run:
-            dry_run.describe(session, trainer, output)
+            run.describe(session, trainer, output)
             return 0
-        with run.open_run(session, target, trainer, findings, loading_seconds=seconds) as active_run:
+        with run.open_run(session, run_config, origin, trainer, findings, seconds) as active_run:
             trainer.fit(
                 session.data,
                 batch_size=config.batch_size,

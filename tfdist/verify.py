@@ -1,17 +1,12 @@
 """Verify that a strategy gives the same result as one device, on your own model and data."""
 
 import sys
-from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, early_checks
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.train_config import VerifyConfig
 from tfdist.errors import ExitCode
-
-if TYPE_CHECKING:
-    from tfdist.cli.comparison import Comparison
-    from tfdist.cli.run import Session
 
 
 def main(config: VerifyConfig, output: Output = TEXT) -> int:
@@ -28,34 +23,13 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
         keras.config.set_dtype_policy("float64")
     with run.open_session(config, context) as session:
         strategy = session.strategy
-        result = comparison.verify(session, output.line if strategy.is_chief else _discard)
-        if result:
-            output.result(_facts(result, session))
+        facts = comparison.verify(session, output.line if strategy.is_chief else lambda _: None)
+        if facts:
+            output.result(facts)
         is_equal = strategy.group.broadcast(
-            "verify/good", result.is_equal if result else None, deadline=comparison.REFERENCE_SECONDS
+            "verify/good", facts["equal"] if facts else None, deadline=comparison.REFERENCE_SECONDS
         )
     return ExitCode.DONE if is_equal else ExitCode.FAILED
-
-
-def _discard(_: str) -> None:
-    """Ignores a line, on ranks other than the chief."""
-
-
-def _facts(result: "Comparison", session: "Session") -> dict[str, Any]:
-    return {
-        "strategy": session.detection.strategy,
-        "reason": session.detection.reason,
-        "processes": session.strategy.cluster.size,
-        "replicas": session.strategy.batch_parts,
-        "equal": result.is_equal,
-        "replicas_equal": result.replicas_equal,
-        "largest_difference": result.largest,
-        "tolerance": result.tolerance,
-        "difference_unit": result.unit,
-        "steps": [step._asdict() for step in result.steps],
-        "variables_not_compared": result.skipped_variables,
-        "layers_different_by_design": result.differing_layers,
-    }
 
 
 _EXAMPLES = (

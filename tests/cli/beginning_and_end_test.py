@@ -10,7 +10,6 @@ import types
 import pytest
 from tfdist.strategies.mirrored import Mirrored
 
-from tfdist.checkpoint.best import BestValue
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import open_strategy
 from tfdist.cli.early_checks import detect_context
@@ -39,11 +38,6 @@ def test_yields_the_strategy_that_auto_means(agreed):
     assert agreed["flags"]["--batch_size"] == 64
     assert not {"--output_dir", "--intra_op_threads"} & agreed["flags"].keys()
     assert "tensorflow" in agreed["versions"]
-
-
-def test_the_strategy_gets_the_options_that_it_takes():
-    with open_strategy.running_strategy(TrainConfig(devices=2)) as (_, _, strategy):
-        assert (strategy.name, strategy.replicas) == ("mirrored", 2)
 
 
 def test_rules_between_flags_hold_for_the_chosen_strategy(monkeypatch):
@@ -169,9 +163,3 @@ def test_the_best_of_one_evaluation_or_of_none_is_not_mentioned(records, line, t
     found = summary(run(tmp_path, 4.25, monkeypatch, every="0"), records, None)
     assert found[1] == f"{line}trained to step {records[-1]['step']} in 4.2 s"
     assert found[2].endswith("or tfdist export") and len(found) == 5
-
-
-def test_a_best_value_that_was_exported_is_mentioned_instead(tmp_path, monkeypatch):
-    best = BestValue("val_loss", "min", 0.4, 20)
-    found = summary(run(tmp_path, 1.0, monkeypatch), RECORDS, best)[1]
-    assert found.startswith(f"best {best}, exported as model.keras; ")

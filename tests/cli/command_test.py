@@ -128,31 +128,6 @@ def test_help_without_flags_names_no_files_with_flags(capsys):
     assert capsys.readouterr().out == shown
 
 
-WHOLE = """\
-Usage: python -m tfdist.own [--flag=value ...] -- COMMAND
-
-Does what it does.
-
-Shape:
-  --width     How wide it is. (default: 3)
-  --[no]tall  Whether it is more high than it is
-              wide.
-
-Flags:
-  --name      Its name."""
-
-
-def test_a_text_of_topics():
-    topics = {
-        "Shape": [
-            ("--width", "How wide it is. (default: 3)"),
-            ("--[no]tall", "Whether it is more high than it is wide."),
-        ],
-        "Flags": [("--name", "Its name.")],
-    }
-    assert command.render("python -m tfdist.own", topics, "Does what it does.", "-- COMMAND", width=50) == WHOLE
-
-
 def test_flags_without_effect_are_named_only(capsys):
     def define(values):
         flags.define(values, VerifyConfig)
@@ -179,10 +154,6 @@ def test_help_as_data(capsys):
         "choices": ["float32", "mixed_bfloat16", "mixed_float16"],
     }
     assert own["jit_compile"]["boolean"]
-
-
-def test_help_can_be_declined():
-    assert _run(lambda values: 7, "--nohelp") == 7
 
 
 def test_flags_without_a_topic_have_a_group(capsys):

@@ -1,13 +1,11 @@
 """`--config`, a YAML file with flags."""
 
-import dataclasses
 import pathlib
 import re
 from collections.abc import Callable
 
 import pytest
 
-from tfdist import launch
 from tfdist.cli import command, flags
 from tfdist.config.train_config import TrainConfig
 
@@ -93,37 +91,12 @@ def test_of_several_files_the_last_one_wins(write):
     assert (found.batch_size, found.epochs) == (16, 3)
 
 
-def test_a_flag_file_may_name_it(write):
-    write("batch_size: 8\n")
-    write("--config=run.yaml\n", "flags.txt")
-    assert parsed("--flagfile=flags.txt").batch_size == 8
-
-
-def test_the_flags_of_the_run_are_the_resulting_ones(write):
-    write("batch_size: 8\nepochs: 3\n")
-    lines = flags.flags_text(parsed("--config=run.yaml", "--epochs=4")).splitlines()
-    assert {"--batch_size=8", "--epochs=4"} <= {*lines}
-    assert len(lines) == len(dataclasses.fields(TrainConfig))
-
-
 def test_the_file_of_the_documentation(write):
     text = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     write(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
     found = parsed("--config=run.yaml", "--epochs=2")
     assert (found.mesh_shape, found.layout, found.learning_rate) == ("data:2;model:2", "out:model", 0.01)
     assert (found.epochs, found.metrics, found.model) == (2, "accuracy", "mlp(hidden=(64,))")
-
-
-def test_the_launcher_takes_it_too(write):
-    write("processes: 1:4  # 64 for YAML 1.1\nmax_restarts: 3\n")
-    seen: list[tuple[str, int]] = []
-
-    def call(rest, values):
-        seen.append((values.processes, values.max_restarts))
-
-    argv = ["program", "--config=run.yaml", "true"]
-    assert command.run("launch", launch.define_flags, call, argv, arguments="-- C") == 0
-    assert seen == [("1:4", 3)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tfdist.cli import evaluator
 from tfdist.cli.flags import flags_text
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import EvaluateConfig
-from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.run_summary import read_run
 from tfdist.storage import path_of
@@ -103,14 +102,6 @@ def test_only_complete_checkpoints_of_this_run_are_returned_until_its_end(tmp_pa
     assert not watcher.is_finished
     directory.finish({**facts, "steps": 8})
     assert watcher.is_finished
-
-
-def test_a_run_with_other_flags_is_refused(tmp_path):
-    assert train.main(config(tmp_path, strategy="single", devices=0, model="mlp(hidden=(4,))", steps=2)) == 0
-    (tmp_path / "evaluations.jsonl").write_text('{"kind": "eval", "step": 2}\n')  # of an earlier evaluator
-    watcher = evaluator.CheckpointWatcher(RunDirectory(path_of(tmp_path)), vars(config(tmp_path)))
-    with pytest.raises(InputError, match=r"--model=.* but .* is of a run with --model=mlp"):
-        watcher.new_checkpoints()
 
 
 @pytest.mark.processes

@@ -6,7 +6,6 @@ import pathlib
 import re
 import stat
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -14,43 +13,15 @@ from tfdist.cli import horovod_build
 from tfdist.cli.horovod_build import Build
 from tfdist.errors import InputError, TfdistError
 
-CMAKE = """\
-# TF SOURCES
-list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")
-list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")
-
-# Create library
-"""
-GLOO = "\n  global_ranks_.reserve(size_);\n  {\n"
-VERSION = f"from horovod.runner import run\n\n__version__ = '{horovod_build.VERSION}'\n"
-JS_RUN = "import os\nfrom distutils.spawn import find_executable\n\nfind_executable('jsrun')\n"
-MPI_RUN = "        elif 'MPICH' in output:\n            return _MPICH_IMPL\n"
-MPI_OPERATIONS = """MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)
-    : AllreduceOp(global_state) {}
-
-  int op =
-      MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,
-"""
-
 
 @pytest.fixture
 def source(tmp_path: pathlib.Path) -> pathlib.Path:
-    texts = {
-        "../CMakeLists.txt": "if(...)\n    find_package(MPI ${MPI_REQUIRED})\nendif()\n",
-        "tensorflow/CMakeLists.txt": CMAKE,
-        "runner/js_run.py": JS_RUN,
-        "runner/mpi_run.py": MPI_RUN,
-        "common/gloo/gloo_controller.cc": GLOO,
-        "common/gloo/gloo_context.cc": "  assert(global_context.IsEnabled());\n\n  attr device_attr;\n",
-        "../third_party/gloo/gloo/transport/tcp/pair.cc": "    GLOO_ENFORCE_LE(op.preamble.length, op.nbytes);\n",
-        "common/ops/mpi_operations.cc": MPI_OPERATIONS,
-        "common/parameter_manager.cc": "  } else {\n    v[index_[variable]] = value;\n  }\n",
-        "__init__.py": VERSION,
-    }
-    for name, text in texts.items():
-        path = tmp_path / "horovod" / name
+    """A source with the lines that are patched, between others."""
+    for name, line, _ in horovod_build.PATCHES:
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        with path.open("a") as file:
+            file.write(f"// before\n{line}// behind\n")
     return tmp_path
 
 
@@ -62,7 +33,6 @@ def no_tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setattr(horovod_build.sysconfig, "get_path", lambda _: str(tools))  # an environment without tools
     monkeypatch.delenv("MPI_HOME", raising=False)
-    horovod_build.mpi_family.cache_clear()
     monkeypatch.delenv("CXX", raising=False)
     for name in ("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -75,45 +45,18 @@ def tool(folder: pathlib.Path, name: str, script: str = "exit 0") -> None:
     path.chmod(0o755)
 
 
-@pytest.fixture
-def patched(source: pathlib.Path) -> Callable[[str], str]:
-    """Returns a function that reads a file of the patched source."""
+def test_each_patch_replaces_its_line(source: pathlib.Path):
     horovod_build.patch(source)
-    return lambda name: (source / name).read_text()
+    for name, line, replacement in horovod_build.PATCHES:
+        text = (source / name).read_text()
+        assert f"// before\n{replacement}// behind\n" in text and f"// before\n{line}// behind" not in text
+    assert horovod_build.PATCHED in (source / "horovod/__init__.py").read_text()
 
 
-def test_patch_removes_the_xla_bridge_and_nothing_else_of_cmake(patched):
-    expected = [line for line in CMAKE.splitlines() if "xla_mpi_ops" not in line]
-    assert patched("horovod/tensorflow/CMakeLists.txt").splitlines() == expected
-
-
-def test_patch_frees_horovodrun_of_distutils_and_lets_it_find_mpich(patched):
-    text = patched("horovod/runner/js_run.py")
-    assert "distutils" not in text
-    compile(text, "js_run.py", "exec")
-    assert "from shutil import which as find_executable\n" in text
-    assert "if 'MPICH' in output or 'HYDRA' in output:\n" in patched("horovod/runner/mpi_run.py")
-
-
-def test_patch_makes_allreduces_over_mpi_in_pieces(patched):
-    text = patched("horovod/common/ops/mpi_operations.cc")
-    assert text.index("static int AllreduceInPieces(") < text.index("MPIAllreduce::MPIAllreduce(")
-    assert "  int op =\n      AllreduceInPieces(sendbuf, buffer_data, num_elements,\n" in text
-
-
-def test_patch_mends_defects_and_says_so_in_the_version(patched):
-    assert "global_ranks_.resize(size_);" in patched("horovod/common/gloo/gloo_controller.cc")
-    assert "gloo_iface_ = global_context.gloo_iface_;" in patched("horovod/common/gloo/gloo_context.cc")
-    pair = patched("third_party/gloo/gloo/transport/tcp/pair.cc")
-    assert "GLOO_ENFORCE_LE" not in pair and "signalException(ex);" in pair
-    assert "if (fixed_values_.count(" in patched("horovod/common/parameter_manager.cc")
-    assert 'set(CMAKE_BUILD_RPATH "$ORIGIN/../../../..")' in patched("CMakeLists.txt")
-    assert f"__version__ = '{horovod_build.PATCHED}'" in patched("horovod/__init__.py")
-
-
-@pytest.mark.parametrize("text", ["# nothing\n", CMAKE + CMAKE])
-def test_patch_refuses_a_file_without_the_line_exactly_once(source: pathlib.Path, text: str):
-    (source / "horovod/tensorflow/CMakeLists.txt").write_text(text)
+@pytest.mark.parametrize("times", [0, 2])
+def test_patch_refuses_a_file_without_the_line_exactly_once(source: pathlib.Path, times: int):
+    name, line, _ = horovod_build.PATCHES[0]
+    (source / name).write_text(line * times)
     with pytest.raises(
         TfdistError, match=r"CMakeLists.txt must contain the line .*xla_mpi_ops.* exactly once. Received: [02] times"
     ):
@@ -135,11 +78,6 @@ def test_what_the_build_installs_is_pinned_with_hashes(name: str):
     requirement, *hashes = horovod_build.requirement(name).split(" --hash=sha256:")
     assert re.fullmatch(rf"{name}==\d+(\.\d+)+ *", requirement)
     assert hashes and all(len(bytes.fromhex(text.strip())) == hashlib.sha256().digest_size for text in hashes)
-
-
-def test_nothing_else_is_pinned_for_the_build():
-    names = re.findall(r"^([\w-]+)==", horovod_build.REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(names) == sorted([*horovod_build.PACKAGES, "cmake"])
 
 
 def test_the_cache_key_tells_every_build_apart():
@@ -166,28 +104,6 @@ def test_a_missing_tool_is_named_with_its_package(no_tools, build, present, miss
         tool(no_tools, name)
     with pytest.raises(InputError, match=f"needs {missing}. Received: none. Install the Debian package {package}."):
         horovod_build.check_tools(build)
-
-
-def test_tools_that_are_there_are_found(no_tools: pathlib.Path):
-    for name in ("g++", "make", "nvcc", "mpicxx"):
-        tool(no_tools, name)
-    (no_tools.parent / "include").mkdir()
-    (no_tools.parent / "include" / "nccl.h").touch()
-    horovod_build.check_tools(Build("2", gpu=True, mpi=True))
-
-
-def test_wheels_for_each_library_of_mpi_have_different_places_in_the_cache(no_tools: pathlib.Path):
-    """With the output of Open MPI, of MPICH, and of Debian's MPICH."""
-    keys = {Build("2", mpi=True).key}
-    for script in (
-        "echo 'mpicxx: Open MPI 5.0.11 (Language: C++)'",
-        "[ $1 = -show ] && echo c++ -I/usr/include -L/usr/lib -Wl,-rpath -Wl,/usr/lib -lmpi",
-        "[ $1 = -show ] && echo g++ -Wl,-z,relro -I/usr/include/mpich -L/usr/lib -lmpichcxx -lmpich",
-    ):
-        tool(no_tools, "mpicxx", script)
-        horovod_build.mpi_family.cache_clear()
-        keys.add(Build("2", mpi=True).key)
-    assert sorted(key.rpartition("-")[2] for key in keys) == ["libmpich", "mpi", "mpich", "openmpi"]
 
 
 def test_the_build_finds_the_mpi_of_the_environment(no_tools: pathlib.Path, tmp_path: pathlib.Path):
@@ -233,13 +149,6 @@ def test_the_builds_environment_is_the_same_whatever_the_user_set(monkeypatch: p
     }
     assert variables["MAKEFLAGS"] == f"-j{len(os.sched_getaffinity(0))}"
     assert variables["PYTHONPATH"] == "/packages:/own"
-
-
-def test_gpu_and_mpi_change_the_builds_environment():
-    variables = horovod_build.environment(Build("2", gpu=True, mpi=True), pathlib.Path("/packages"), "/bin/cmake")
-    assert variables["HOROVOD_GPU_OPERATIONS"] == "NCCL"
-    assert variables["HOROVOD_WITH_MPI"] == "1"
-    assert "HOROVOD_WITHOUT_MPI" not in variables
 
 
 @pytest.mark.parametrize(

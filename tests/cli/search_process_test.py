@@ -70,4 +70,4 @@ def test_trials_of_a_batch_size_end_at_the_memory_limit(tmp_path):
         rf"Largest that fits into 700.0 MiB: {found['largest']}\. Fastest: {found['fastest']},", done.stdout
     )
     assert f"Train with --batch_size={found['fastest']}." in done.stdout
-    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["batch_size.json", "batch_size.png", "find"]
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["batch_size.json", "find"]

@@ -56,13 +56,6 @@ def test_the_line_names_the_flags_that_change_the_rate(tmp_path, capsys):
     )
 
 
-def test_a_directory_with_other_files_is_refused(tmp_path):
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(InputError, match="must be empty or new"):
-        run(tmp_path, find=FIND)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 GIVEN = {"strategy": "auto", "model": "mlp(hidden=(8,))", "dataset": "synthetic:4x4x1", "batch_size": 25, "steps": 30}
 
 

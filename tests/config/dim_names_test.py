@@ -95,7 +95,3 @@ def test_refuses(table, message):
     with pytest.raises(InputError) as raised:
         name_dims(small(), table)
     assert message.replace("'first/.kernel'", "'first/(kernel'") in str(raised.value)
-
-
-def test_two_expressions_may_agree():
-    name_dims(small(), {".*/kernel": "a b", "first/kernel": "a b"})

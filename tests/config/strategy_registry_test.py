@@ -19,7 +19,6 @@ from tfdist.config.strategy_registry import (
     REFERENCE,
     RUN_KERAS_FIT,
     Declaration,
-    strategies_with,
     strategy_declaration,
 )
 from tfdist.config.train_config import TrainConfig
@@ -81,10 +80,6 @@ def test_unknown_strategies_are_refused_when_flags_are_read():
     assert strategy_declaration("own.module:Class") == Declaration(name="own.module:Class")
 
 
-def test_every_strategy_that_takes_an_option():
-    assert strategies_with("devices") == ("mirrored", "mesh")
-
-
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(RUN_KERAS_FIT)))
 def test_keras_fit_is_refused_when_flags_are_read(name):
     with pytest.raises(
@@ -121,19 +116,6 @@ def test_what_is_refused_without_a_flush(name: str) -> None:
         check_without_flush("pipedream(vertical_sync=True)", **{name: value})
     assert f", or use 1f1b. Received: {received} --pipeline_schedule=pipedream(vertical_sync=True)." in str(error.value)
     check_without_flush("1f1b", **{name: value})
-
-
-def test_what_is_not() -> None:
-    check_without_flush("2bw")
-
-
-@pytest.mark.parametrize(
-    ("options", "received"),
-    [({"shard": "optimizer"}, "shard=optimizer"), ({"activation_compression": "bf16"}, "activation_compression=bf16")],
-)
-def test_a_strategy_refuses_them(options: dict[str, str], received: str) -> None:
-    with pytest.raises(InputError, match=f"Received: {received} pipeline_schedule=pipedream"):
-        tfdist.load_strategy("pipeline", pipeline_schedule="pipedream", **options)
 
 
 @pytest.mark.parametrize(

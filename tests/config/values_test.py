@@ -162,14 +162,10 @@ REFUSED = {
         ("even(by=time)", "must be auto, balanced"),
         ("a,b,a", "a twice, in 'a,b,a'"),
         ("balanced(by=tme)", "balanced: by must be time, parameters or memory. Received: 'tme'."),
-        ("balanced(of='time')", 'has no parameter "of"'),
-        ("balanced(by=time", "column"),
     ],
     parse_decay: [
         ("cosin", 'cosin is not a known decay. Did you mean "cosine"? Known: cosine, cosine_restarts, exponential, '),
         ("exponential(factor=0)", "exponential: factor must be a number in (0, 1]. Received: 0."),
-        ("exponential(every=1.5)", "exponential: every must be a number of steps, at least 0. Received: 1.5."),
-        ("polynomial(power=0)", "polynomial: power must be a number in (0, inf). Received: 0."),
         ("cosine_restarts", "cosine_restarts needs a value for first."),
         (
             "cosine_restarts(first=9, t_mul=0.5)",
@@ -178,26 +174,17 @@ REFUSED = {
         ("one_cycle(pct_start=1)", "one_cycle: pct_start must be a number in (0, 1). Received: 1."),
         ("one_cycle(div_factor=0.5)", "one_cycle: div_factor must be a number in [1, inf). Received: 0.5."),
         ("one_cycle(anneal=cos)", "one_cycle: anneal must be cosine or linear. Received: 'cos'."),
-        ("one_cycle(max_momentum=1)", "one_cycle: max_momentum must be a number in [0, 1). Received: 1."),
         ("one_cycle(cycle_momentum=0)", "cycle_momentum must be True or False. Received: 0."),
-        ("plateau(factor=1)", "plateau: factor must be a number in [0, 1). Received: 1."),
-        ("plateau(mode=up)", "plateau: mode must be auto, min or max. Received: 'up'."),
         ("plateau(monitor=3)", "plateau: monitor must be the name of a metric, such as val_loss. Received: 3."),
         ("cosine(too=0.1)", 'cosine has no parameter "too". Received: cosine(too=0.1). Did you mean "to"?'),
-        ("cosine(to=1.5)", "cosine: to must be a number in [0, 1]. Received: 1.5."),
         ("linear(to=None)", "linear: to must be a number in [0, 1]. Received: None."),
         ("linear(to=True)", "linear: to must be a number in [0, 1]. Received: True."),
-        ("step", "step needs a value for every."),
-        ("step(every=0)", "step: every must be a number of steps, at least 1. Received: 0."),
         ("step(every=2.5)", "at least 1. Received: 2.5."),
-        ("step(every=2, factor=-1)", "step: factor must be a number in [0, 1]. Received: -1."),
-        ("none(to=1)", 'none has no parameter "to"'),
     ],
     parse_early_stopping: [
         ("", "expected a name"),
         ("a:b", "must begin with the name of a metric"),
         ("val_loss(mode=up)", "val_loss(mode=up): mode must be min, max or auto. Received: 'up'"),
-        ("val_loss(mode='up')", "mode must be min, max or auto"),
         ("val_loss(patience=-1)", "patience must be an integer of at least 0. Received: -1"),
         ("val_loss(patience=1.5)", "patience must be an integer"),
         ("val_loss(min_delta=True)", "min_delta must be a number of at least 0"),
@@ -206,24 +193,17 @@ REFUSED = {
     parse_pipeline_schedule: [
         ("", "expected a name"),
         ("g-pipe", 'g-pipe is not a known pipeline schedule. Did you mean "gpipe"?'),
-        ("1F1B", 'Did you mean "1f1b"?'),
         ("dualpipe", "Known: 1f1b, 2bw, gpipe, interleaved, pipedream, zb_h1."),
         ("gpipe(chunks=2)", 'gpipe has no parameter "chunks".'),
         ("interleaved(2)", "expected key=value"),
         ("interleaved(chunks=2.0)", "at least 2. Received: 2.0."),
-        ("interleaved(chunks=True)", "at least 2. Received: True."),
     ],
     parse_specs: [("a,b,a(x=1)", "a is given twice"), ("a,b(", "column 2")],
     parse_sync: [
         ("local", 'Did you mean "local_sgd"'),
         ("local_sgd(period=2.5)", "local_sgd: period must be a number of steps, at least 1. Received: 2.5."),
-        ("local_sgd(period=True)", "period must be a number of steps"),
         ("local_sgd(state=none)", "local_sgd: state must be local, averaged or reset. Received: 'none'."),
-        ("local_sgd(every=3)", "every"),
-        ("post_local_sgd", "warmup_steps"),
-        ("local_sgd(delay=-1)", "local_sgd: delay must be a number of steps, at least 0. Received: -1."),
         ("local_sgd(period=4, delay=5)", "local_sgd: delay must be at most the period, 4 steps. Received: 5."),
-        ("local_sgd(overlap=1)", "local_sgd: overlap must be True or False. Received: 1."),
         (
             "local_sgd(overlap=True, state=reset)",
             "state must be local if weights are not exchanged all at once. Received: reset.",
@@ -233,48 +213,19 @@ REFUSED = {
             "diloco: delay must be at most period / fragments, 3 steps. Received: 4.",
         ),
         ("diloco(period=3, fragments=4)", "diloco: fragments must be at most the period of 3 steps. Received: 4."),
-        ("diloco(fragments=0)", "diloco: fragments must be a number of parts, at least 1. Received: 0."),
         ("diloco(mixing=1.5)", "diloco: mixing must be a number in [0, 1]. Received: 1.5."),
-        ("diloco(mixing=half)", "mixing"),
-        ("local_sgd(fragments=2)", "fragments"),
-        ("fedavg(clients=0)", "fedavg: clients must be a number of clients, at least 1. Received: 0."),
-        ("fedavg(fraction=0)", "fedavg: fraction must be a number in (0, 1]. Received: 0."),
-        ("fedavg(fraction=1.5)", "fedavg: fraction must be a number in (0, 1]. Received: 1.5."),
-        ("fedavg(fraction=True)", "fraction must be a number in (0, 1]"),
-        ("fedavg(local_epochs=0)", "fedavg: local_epochs must be a number of epochs, at least 1. Received: 0."),
-        (
-            "fedavg(shards_per_client=-1)",
-            "fedavg: shards_per_client must be a number of shards, at least 0. Received: -1.",
-        ),
         ("fedavg(client_sizes=random)", "fedavg: client_sizes must be equal or power_law. Received: 'random'."),
-        ("fedavg(proximal=-1)", "fedavg: proximal must be a number in [0, inf). Received: -1."),
         ("fedavg(outer='adam')", "fedavg: outer must be an optimizer with its learning rate, such as "),
-        ("fedavg(period=8)", "period"),
-        ("diloco(outer='sgd')", "diloco: outer must be an optimizer with its learning rate, such as "),
         ("diloco(outer=3)", "diloco: outer must be an optimizer with its learning rate, such as "),
-        ("easgd(alpha=0)", "easgd: alpha must be a number in (0, 1). Received: 0."),
-        ("easgd(alpha=1.5)", "easgd: alpha must be a number in (0, 1). Received: 1.5."),
         ("easgd(alpha='x')", "easgd: alpha must be a number in (0, 1). Received: 'x'."),
-        ("easgd(state=reset)", 'easgd has no parameter "state"'),
     ],
     parse_search: [
         ("lr", "lr is not a known search. Known: batch_size, learning_rate."),
-        (
-            "learning_rat",
-            'learning_rat is not a known search. Did you mean "learning_rate"? Known: batch_size, learning_rate.',
-        ),
         ("learning_rate(start=1)", 'learning_rate has no parameter "start". Received: learning_rate(start=1). Known: '),
         ("learning_rate(min=1, max=0.1)", "learning_rate: min must be less than max. Received: min=1, max=0.1."),
-        ("learning_rate(min=0)", "learning_rate: min must be a number in (0, inf). Received: 0."),
-        ("learning_rate(max='1')", "learning_rate: max must be a number in (0, inf). Received: '1'."),
         ("learning_rate(steps=9)", "learning_rate: steps must be a number of steps, at least 10. Received: 9."),
-        ("learning_rate(steps=20.0)", "learning_rate: steps must be a number of steps, at least 10. Received: 20.0."),
         ("batch_size(memory=0)", "Received: 0."),
         ("batch_size(memory=True)", "memory must be a number of bytes"),
-        ("batch_size(processes=0)", "batch_size: processes must be a number of processes, at least 1. Received: 0."),
-        ("batch_size(steps=2)", "batch_size: steps must be a number of steps, at least 4. Received: 2."),
-        ("batch_size(max=-1)", "batch_size: max must be a number of examples, at least 0. Received: -1."),
-        ("batch_size(", "column 11"),
     ],
     parse_rules: [(";", "names no method")],
 }
@@ -441,10 +392,6 @@ def test_searches(text, expected, normal):
 def test_numbers_of_numpy():
     assert str(LearningRateSearch(max=np.float64(1), steps=np.int64(50))) == str(LearningRateSearch(max=1.0, steps=50))
     assert str(BatchSizeSearch(max=np.int64(8))) == str(BatchSizeSearch(max=8))
-
-
-def test_no_limit_of_memory():
-    assert BatchSizeSearch().memory_bytes is None
 
 
 @pytest.mark.parametrize(

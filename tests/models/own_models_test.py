@@ -56,19 +56,6 @@ def test_a_token_sees_itself_and_what_is_before_it():
     assert differs.tolist() == [False, False, False, True, True, True]
 
 
-def test_a_token_knows_its_position():
-    model = transformer(**SMALL)
-    logits = model(np.zeros((1, 6), "int32"))[0]
-    assert np.abs(logits[0] - logits[1]).max() > 1e-6
-    assert "position_embedding/embeddings" in {v.path for v in model.trainable_variables}
-
-
-def test_sizes_of_a_transformer():
-    blocks = transformer(**(SMALL | {"layers": 3, "ffn": 5}))
-    assert blocks.get_layer("block_2_ffn_in").kernel.shape == (8, 5)
-    assert transformer(**SMALL).get_layer("block_1_ffn_in").kernel.shape == (8, 32)
-
-
 def test_a_transformer_without_dropout_has_no_random_layer():
     assert not [layer for layer in transformer(**SMALL).layers if isinstance(layer, keras.layers.Dropout)]
     random = transformer(**SMALL, dropout=0.5)

@@ -3,8 +3,7 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.planning.batch_size import BatchSizes, search
-from tfdist.planning.rate_curve import plot_batch_sizes
+from tfdist.planning.batch_size import search
 from tfdist.planning.trials import Trial
 
 GIB = 2**30
@@ -43,14 +42,6 @@ def test_sizes_are_doubled_refined_or_halved(first, largest, most, tried):
     assert result.largest == max((size for size in tried if size <= largest), default=None)
 
 
-def test_every_larger_size_is_a_multiple_of_the_first_and_the_largest_is_close():
-    for largest in range(7, 2000, 13):
-        result, order = searched(7, largest)
-        assert all(size % 7 == 0 for size in order)
-        assert len(order) < 16
-        assert largest / 1.25 - 7 < result.largest <= largest
-
-
 def test_the_fastest_is_the_smallest_that_is_as_fast():
     speeds = {64: 100.0, 128: 190.0, 256: 196.0, 512: 150.0}
     result, _ = searched(64, 512, 512, speeds.__getitem__)
@@ -68,16 +59,6 @@ def test_what_is_said_about_sizes_that_do_not_fit():
     nothing, _ = searched(1, 0)
     assert nothing.describe() == "No batch size fits: even 1 needs more than 1.0 GiB."
     assert nothing.fastest is None and nothing.to_json()["largest"] is None
-
-
-@pytest.mark.parametrize("trials", [[], [Trial(8, "more than 1.0 GiB", 0.0, GIB)], [Trial(8, "", 5.0, 99)]])
-def test_the_picture_of_any_result(trials):
-    assert plot_batch_sizes(BatchSizes(trials, GIB, 8), "$ title").startswith(b"\x89PNG")
-
-
-def test_it_is_shown_in_one_line():
-    result, _ = searched(64, 100)
-    assert repr(result) == "<BatchSizes: largest 64, fastest 64, 2 trials>"
 
 
 def test_halving_ends_at_a_size_that_the_devices_cannot_share():

@@ -8,7 +8,6 @@ import pytest
 
 from tfdist.errors import ExitCode
 from tfdist.launcher import job_runner
-from tfdist.launcher.child import NewProcess
 from tfdist.launcher.job import Job
 from tfdist.planning.trials import MemoryLimit, available_bytes, resident_bytes
 
@@ -28,7 +27,6 @@ def run(code, limit, tmp_path, processes=1):
         Job(processes=processes, log_dir=str(tmp_path / "logs"), grace_seconds=1),
         lambda rank: [sys.executable, "-c", code],
         os.environ,
-        start=watched.track(NewProcess),
         stops=[watched],
     )
     assert not {*psutil.Process().children(recursive=True)} - before

@@ -17,11 +17,6 @@ def descent(curvature, rates, start=1.0, limit=math.inf):
     return losses
 
 
-def test_rates_grow_by_the_same_factor():
-    rates = rates_between(1e-4, 1.0, 5)
-    assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1, 1.0])
-
-
 def test_smoothing_is_a_mean_weighted_by_distance():
     losses = [3.0, 1.0, 2.0, 5.0]
     for step, value in enumerate(smooth(losses, 0.7)):
@@ -67,12 +62,6 @@ def test_the_suggestion_is_a_stable_rate_that_learns(curvature, noise):
     assert result.suggestion < result.lowest
     assert stable < result.diverged < 100 * stable
     assert result.rates[-1] < result.diverged and len(result.losses) == len(result.smoothed) == len(result.rates)
-
-
-def test_it_is_shown_in_one_line():
-    assert repr(learning_rates([0.1], [math.nan], 8)) == (
-        "<LearningRates: suggestion None, lowest None, diverged 0.1, 0 steps>"
-    )
 
 
 def test_one_huge_loss_before_the_divergence_does_not_change_the_suggestion():

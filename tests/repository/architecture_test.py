@@ -182,7 +182,7 @@ def test_strategies_import_the_engines_public_names_only():
 
 
 def test_only_commands_and_their_flags_import_absl():
-    own = ("tfdist.cli.command", "tfdist.cli.environment_flags", "tfdist.cli.flags")
+    own = ("tfdist.cli.command", "tfdist.cli.flags")
     users = [name for name in MODULES if any(module.split(".")[0] == "absl" for module, _ in imports(name))]
     assert not [name for name in users if not (name in own or runs_when_started(name))]
 
@@ -207,7 +207,7 @@ def test_private_corners_are_touched_in_one_place():
 # Quoted names of strategies that mean something else.
 OTHER_MEANINGS = {
     "tfdist.__main__": {"horovod"},  # the Python package
-    "tfdist.planning.benchmark_config": {"tpu"},  # the flag --tpu
+    "tfdist.bench": {"tpu"},  # the flag --tpu
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
     "tfdist.cli.layout_reports": {"mesh"},  # a key of its JSON

@@ -10,16 +10,14 @@ from collections.abc import Callable
 import pytest
 from absl import flags as absl_flags
 
-from tfdist import doctor, install_horovod, launch
+from tfdist import bench, doctor, install_horovod, launch
 from tfdist.__main__ import commands
-from tfdist.cli import command as cli_command
 from tfdist.cli import flags
 from tfdist.config import job_config, layout_config, train_config
 from tfdist.config.trained_config import EvaluateConfig, PredictConfig
 from tfdist.errors import ExitCode
 from tfdist.export import ExportConfig
 from tfdist.launcher.job_controller import FINAL_CODES, MAX_EARLY_FAILURES
-from tfdist.planning.benchmark_config import BenchConfig
 from tfdist.runs import RunsConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -34,7 +32,7 @@ NAMES = (
 )
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
-    "bench": lambda values: flags.define(values, BenchConfig),
+    "bench": lambda values: flags.define(values, bench.BenchConfig),
     "train": flags.define,
     "explain": flags.define,
     "verify": lambda values: flags.define(values, train_config.VerifyConfig),
@@ -80,7 +78,7 @@ def known_flags(command: str) -> absl_flags.FlagValues:
     values = absl_flags.FlagValues()
     DEFINE[command](values)
     if command in WITH_JSON:
-        cli_command.define_json(values)
+        absl_flags.DEFINE_boolean("json", False, "", flag_values=values)
     return values
 
 

@@ -5,12 +5,14 @@ not import TensorFlow.
 """
 
 import contextlib
+import dataclasses
 import difflib
 import errno
 import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -24,6 +26,7 @@ from absl import flags as absl_flags
 from tfdist.cli import flags, output
 from tfdist.cluster import signals
 from tfdist.config.fields import NO_EFFECT_HELP
+from tfdist.config.job_config import RunConfig
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import (
     ExitCode,
@@ -32,6 +35,7 @@ from tfdist.errors import (
     TfdistError,
     did_you_mean,
     naming_flags,
+    nearest,
     one_line,
     out_of_memory,
 )
@@ -200,7 +204,10 @@ def run(
         elif define:
             define(values)
         if has_json:
-            define_json(values)
+            json_help = (
+                "Print the result as one JSON object, and nothing else, on standard output (docs/reference/json.md)."
+            )
+            absl_flags.DEFINE_boolean("json", False, json_help, flag_values=values, module_name="Result")
         for flag in _HELP:
             help_flag = _HelpFlag(flag, False, "", short_name="h" if flag == "help" else None)
             absl_flags.DEFINE_flag(help_flag, values, __name__)
@@ -274,12 +281,6 @@ def _stack_on_sigusr1() -> Iterator[None]:
 
         with signals.handle_signals({signal.SIGUSR1: print_stack}):
             yield
-
-
-def define_json(values: absl_flags.FlagValues) -> None:
-    """Defines `--json`."""
-    about = "Print the result as one JSON object, and nothing else, on standard output (docs/reference/json.md)."
-    absl_flags.DEFINE_boolean("json", False, about, flag_values=values, module_name="Result")
 
 
 def parse(
@@ -439,3 +440,41 @@ def flush(ignore_errors: bool = False) -> None:
                 raise
             # Prevents an error from Python's own flush at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# Flags of programs that do not define those of tfdist
+
+VARIABLE = "TFDIST_FLAGS"
+
+
+def environment_options(overrides: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> RunConfig:
+    """Returns the configuration from TFDIST_FLAGS and keyword arguments, which take precedence.
+
+    Raises:
+      InputError: either is invalid.
+    """
+    values = absl_flags.FlagValues()
+    flags.define(values, RunConfig)
+    parse(values, [VARIABLE, *environment_flags(environment)], "tfdist run", "")
+    config = flags.config(values, RunConfig)
+    names = [field.name for field in dataclasses.fields(RunConfig)]
+    for name in overrides:
+        if name not in names:
+            raise InputError(f"tfdist.distribute has no option {name}.{nearest(name, names)}")
+    return dataclasses.replace(config, **overrides)
+
+
+def environment_flags(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the flags in TFDIST_FLAGS, split as by a shell.
+
+    Raises:
+      InputError: a quote is not closed, or the text does not start with a flag.
+    """
+    text = environment.get(VARIABLE, "")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"{VARIABLE} must be written as on a command line. Received: {text!r}: {error}.") from error
+    if words and not words[0].startswith("-"):
+        raise InputError(f"{VARIABLE} must be flags, written --name=value. Received: {text!r}. Write --{words[0]}.")
+    return words

@@ -33,7 +33,7 @@ from tfdist.data import Pipeline
 from tfdist.data.batches import count_rows
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError, count_of
+from tfdist.errors import InputError
 from tfdist.gradients import Clip
 from tfdist.gradients.compression import EXACT
 from tfdist.parameter_server.keyed_rows import keyed_layers
@@ -59,30 +59,25 @@ from tfdist.trainer.run_warnings import ONE_DEVICE
 from tfdist.trainer.trainer import Trainer
 
 
+@dataclasses.dataclass(frozen=True)
 class Replay(WeightSynchronizer):
-    """Steps of one device, with delayed gradients, in the order of recorded updates."""
+    """Steps of one device, with delayed gradients, in the order of recorded updates.
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        updates: Sequence[Update],
-        placement: Sequence[int],
-        methods: Sequence[str],
-        shares: int = 1,
-    ):
-        """Initializes the replay.
+    Attributes:
+      model: a model with the weights before the first update.
+      strategy: strategy of one device.
+      updates: all updates of the recorded run, in order.
+      placement: see `Servers.placement`.
+      methods: see `ServerSynchronizer.methods`.
+      shares: number of workers that share a batch; 1 if each update is that of a whole batch.
+    """
 
-        Args:
-          model: a model with the weights before the first update.
-          strategy: strategy of one device.
-          updates: all updates of the recorded run, in order.
-          placement: see `Servers.placement`.
-          methods: see `ServerSynchronizer.methods`.
-          shares: number of workers that share a batch; 1 if each update is that of a whole batch.
-        """
-        self._model, self.strategy, self.updates, self.placement = model, strategy, updates, placement
-        self._methods, self.shares = methods, shares
+    model: keras.Model
+    strategy: Strategy
+    updates: Sequence[Update]
+    placement: Sequence[int]
+    methods: Sequence[str]
+    shares: int = 1
 
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
         """See base class. Returns the shares of all workers in turn."""
@@ -95,8 +90,8 @@ class Replay(WeightSynchronizer):
             step_clip, sum_clip = (settings.clip, Clip()) if self.shares == 1 else (Clip(), settings.clip)
             settings = dataclasses.replace(settings, batch_size=batch_size, clip=step_clip)
             worker = tf.Variable(0)
-            source = GradientSource(self._model, self.strategy, store, settings, metrics)
-            replay_step = Step(source, PushReducer(self._methods, worker), store)
+            source = GradientSource(self.model, self.strategy, store, settings, metrics)
+            replay_step = Step(source, PushReducer(self.methods, worker), store)
             return replay_step, ReplayLoop(self, replay_step, worker, sum_clip)
 
         return steps.custom_loop("replay", create)
@@ -131,7 +126,8 @@ class ReplayLoop:
     ) -> LoopResult:
         """Replays the updates of these steps."""
         first, count = int(first_step), int(steps)
-        batches = [[self._next_share(iterator) for _ in range(self._replay.shares)] for _ in range(count)]
+        strategy, shares = self._replay.strategy, range(self._replay.shares)
+        batches = [[split_numbers(next(iterator), strategy)[0] for _ in shares] for _ in range(count)]
         snapshots = {first: self._snapshot()}
         losses, is_counted = np.full([count], np.nan), np.zeros([count], bool)
         for update in self._replay.updates[first : first + count]:
@@ -150,9 +146,6 @@ class ReplayLoop:
             numbers=tf.zeros([0], tf.int64),
             sizes=tf.zeros([count], tf.int32),
         )
-
-    def _next_share(self, iterator: Iterator[Any]) -> Any:
-        return split_numbers(next(iterator), self._replay.strategy)[0]
 
     def _repeat(
         self, update: Update, shares: Sequence[Any], snapshots: Mapping[int, _Snapshot], with_norm: tf.Tensor
@@ -269,54 +262,7 @@ _STEPS_PER_REPLAY = 10  # gradients are never stale in calls of one step
 NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small, relative to the model's largest, is rounding error
 
 
-class StepComparison(NamedTuple):
-    """The comparison of one step.
-
-    Attributes:
-      step: number of the step, from 1.
-      loss: loss of the strategy.
-      reference_loss: loss of one device.
-      largest_difference: the largest difference of a variable, relative or in roundings.
-      absolute_difference: the largest difference of an element of this variable.
-      variable: path of this variable.
-    """
-
-    step: int
-    loss: float
-    reference_loss: float
-    largest_difference: float
-    absolute_difference: float
-    variable: str
-
-
-class Comparison(NamedTuple):
-    """The result of `verify`.
-
-    Attributes:
-      tolerance: the largest difference that passes.
-      unit: unit of differences: "relative", or "roundings" of 16 bits.
-      steps: the comparison of each step.
-      replicas_equal: whether the replicas are equal bit for bit.
-      skipped_variables: paths of variables whose true gradient is zero, which are not compared.
-      differing_layers: paths of layers that differ by design: they draw numbers or take statistics for each replica.
-    """
-
-    tolerance: float
-    unit: str
-    steps: list[StepComparison]
-    replicas_equal: bool
-    skipped_variables: list[str]
-    differing_layers: list[str]
-
-    @property
-    def largest(self) -> float:
-        """The largest difference of all steps."""
-        return max(step.largest_difference for step in self.steps)
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether all replicas are bitwise equal and no step exceeds the tolerance."""
-        return self.replicas_equal and self.largest <= self.tolerance
+_STEP_FACTS = ("step", "loss", "reference_loss", "largest_difference", "absolute_difference", "variable")
 
 
 def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
@@ -332,7 +278,7 @@ def uses_roundings(config: VerifyConfig) -> bool:
     return config.precision == "mixed_bfloat16" and not config.tolerance
 
 
-def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | None:
+def verify(session: Session, print_line: Callable[[str], None]) -> dict[str, Any] | None:
     """Trains with the strategy on all processes and the reference on the chief; reports the differences of each step.
 
     Args:
@@ -340,7 +286,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
       print_line: called with each line of the result.
 
     Returns:
-      The result on the chief; None on other processes.
+      The facts of docs/reference/json.md on the chief, with the comparison of each step; None on other processes.
     """
     strategy, config = session.strategy, session.config
     strategy_trainer = make_trainer(session, strategy)
@@ -399,13 +345,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
     differing_layers = _different_by_design(session, reference.model)
     limit = tolerance(config, reference.model.optimizer)
     if is_replayed:
-        ages = [update.version - min(update.versions) for update in updates if update.factor]
-        if not ages:
-            raise InputError(
-                "A verification needs an update. Received: gradients that were not finite, in all "
-                f"{count_of(len(updates), 'step')}. Use more --steps, or a smaller loss scale."
-            )
-        max_staleness = max(ages)
+        max_staleness = max((update.version - min(update.versions) for update in updates if update.factor), default=0)
         print_line(
             f"One device makes the same updates from the same weights, which were up to {max_staleness} updates old."
             + (f" {synchronizer.totals['dropped_rows']} rows were dropped." if remote.staleness.drops_shares else "")
@@ -429,29 +369,40 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
         lines.append((norms[path] / sizes[path], float(np.max(np.abs(deltas[path]), initial=0.0)), path))
 
     reference_calls = _run(session, reference, compare, steps_per_call)
-    steps = [
-        StepComparison(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, reference_calls, lines, strict=True)
-    ]
-    result = Comparison(
-        limit, "roundings" if rounding else "relative", steps, replicas_equal, sorted(noise), differing_layers
-    )
-    _print_result(result, print_line)
-    return result
+    rows = [(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, reference_calls, lines, strict=True)]
+    largest = max(difference for _, _, _, difference, *_ in rows)
+    facts = {
+        "strategy": session.detection.strategy,
+        "reason": session.detection.reason,
+        "processes": strategy.cluster.size,
+        "replicas": strategy.batch_parts,
+        "equal": replicas_equal and largest <= limit,
+        "replicas_equal": replicas_equal,
+        "largest_difference": largest,
+        "tolerance": limit,
+        "difference_unit": "roundings" if rounding else "relative",
+        "steps": [dict(zip(_STEP_FACTS, row, strict=True)) for row in rows],
+        "variables_not_compared": sorted(noise),
+        "layers_different_by_design": differing_layers,
+    }
+    _print_result(facts, print_line)
+    return facts
 
 
-def _print_result(result: Comparison, print_line: Callable[[str], None]) -> None:
-    for number, a, b, difference, absolute, path in result.steps:
-        mark = "" if difference <= result.tolerance else "  <- exceeds the tolerance"
+def _print_result(facts: Mapping[str, Any], print_line: Callable[[str], None]) -> None:
+    for step in facts["steps"]:
+        number, a, b, difference, absolute, path = step.values()
+        mark = "" if difference <= facts["tolerance"] else "  <- exceeds the tolerance"
         print_line(f"{number:5d}  {a:<14.8g} {b:<14.8g} {difference:9.2e} {absolute:9.2e}  {path}{mark}")
-    for path in result.skipped_variables:
+    for path in facts["variables_not_compared"]:
         print_line(f"Not compared: {path}, whose true gradient is zero: its differences are rounding errors.")
-    equal = result.replicas_equal
+    equal = facts["replicas_equal"]
     print_line(
         "Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit."
     )
     print_line(
-        f"{'Equal' if result.is_equal else 'NOT EQUAL'}: the largest difference is {result.largest:.2e} {result.unit}; the "
-        f"tolerance {result.tolerance:.0e}."
+        f"{'Equal' if facts['equal'] else 'NOT EQUAL'}: the largest difference is {facts['largest_difference']:.2e} "
+        f"{facts['difference_unit']}; the tolerance {facts['tolerance']:.0e}."
     )
 
 

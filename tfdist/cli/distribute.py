@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_fit
-from tfdist.cli import environment_flags, open_strategy
+from tfdist.cli import command, open_strategy
 from tfdist.config.fields import takes_options
 from tfdist.config.job_config import RunConfig
 from tfdist.distribution import factory, tf_distribute
@@ -53,7 +53,7 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
             f"`strategy` must be an object. Received: {strategy!r:.60}. Load it with tfdist.load_strategy, and create the "
             "model in its scope."
         )
-    config = environment_flags.options(options)
+    config = command.environment_options(options)
     check(config.compression)
     if keras_fit.distribution_of(model) is not None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Checks of `tfdist doctor` that run in separate processes: frameworks, smoke tests of engines, and their speeds."""
+"""Checks of `tfdist doctor` that run in separate processes: frameworks, and smoke tests of engines."""
 
 import importlib.util
 import json
@@ -6,15 +6,14 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfdist.cli.doctor_machine import Finding, Section, Status
+from tfdist.cli.doctor_machine import Finding, Status
 from tfdist.cluster import keras_backend
 from tfdist.config.strategy_registry import DECLARATIONS, SmokeTest
-from tfdist.errors import SIGNAL_OFFSET, ExitCode, TfdistError, byte_size
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, TfdistError
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log
 from tfdist.launcher.supervision import deadline
@@ -54,14 +53,12 @@ class Children(CapturedJobs):
 
         `variables` are added to the environment.
         """
-        start = time.monotonic()
+        start, job = time.monotonic(), Job(processes=processes)
         command = [sys.executable, "-m", module, *arguments]
         environment = {**os.environ, **(variables or {})}
         with self.new_directory() as logs:
             try:
-                outcome = self.run(
-                    Job(processes=processes), logs, lambda rank: command, environment, [deadline(seconds)]
-                )
+                outcome = self.run(job, logs, lambda rank: command, environment, [deadline(seconds)])
             except (TfdistError, OSError) as error:  # the program could not be started
                 outcome = Outcome(ExitCode.FAILED, str(error))
             text = read_log(outcome.log or logs / "rank-0.log")
@@ -113,7 +110,7 @@ class Frameworks(NamedTuple):
         return None
 
 
-def probe(children: Children, seconds: float) -> tuple[Frameworks, Section]:
+def probe(children: Children, seconds: float) -> tuple[Frameworks, list[Finding]]:
     """Imports TensorFlow and Horovod in other processes, each with a deadline in seconds."""
     problem, remedy = keras_backend.problem(), keras_backend.REMEDY
     devices: list[str] = []
@@ -124,7 +121,7 @@ def probe(children: Children, seconds: float) -> tuple[Frameworks, Section]:
     findings = [_device_finding(devices), *_horovod_findings(horovod), *filter(None, [horovod_problem])]
     if problem:
         findings = [Finding(Status.FAILED, f"TensorFlow and Keras cannot be used: {problem}", remedy)]
-    return Frameworks(problem, len(devices), horovod, horovod_problem), Section("frameworks", findings)
+    return Frameworks(problem, len(devices), horovod, horovod_problem), findings
 
 
 def add_build_tools(install: str) -> str:
@@ -184,6 +181,8 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 
 _WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
+_MODULE = "tfdist.verify"
+_ARGUMENTS = ("--model=mlp(hidden=(8,))", "--dataset=synthetic:4x4x1", "--batch_size=8", "--steps=2")
 
 
 class SmokeTestResult(NamedTuple):
@@ -196,7 +195,7 @@ class SmokeTestResult(NamedTuple):
       reason: why the test failed or was not run, as one line; empty if it passed.
       remedy: the command that fixes a problem, if known.
       command: the command that repeats the test; empty if it was not run.
-      program: the result of the command; None if it was not run.
+      seconds: its duration; None if it was not run.
     """
 
     strategy: str
@@ -205,22 +204,24 @@ class SmokeTestResult(NamedTuple):
     reason: str = ""
     remedy: str = ""
     command: str = ""
-    program: ProgramResult | None = None
+    seconds: float | None = None
 
-    @property
-    def engine(self) -> str:
-        """The strategy, with the library of its collectives if there are several."""
-        return f"{self.strategy} over {self.test.library}" if self.test and self.test.library else self.strategy
-
-    @property
-    def flags(self) -> str:
-        """The flags that select the engine; empty if it has no test."""
-        return shlex.join(_flags(self.strategy, self.test)) if self.test else ""
-
-    def finding(self, *columns: str) -> Finding:
-        """Returns the line of the report that begins with `columns`, followed by the reason."""
+    def finding(self) -> Finding:
+        """Returns the line of the report."""
+        duration = [] if self.seconds is None else [f"{self.seconds:.1f} s"]
         hint = f"To see its output: {self.command}" if self.status == Status.FAILED and self.command else ""
-        return Finding(self.status, "  ".join([*columns, self.reason]).rstrip(), self.remedy or hint)
+        text = "  ".join([f"{self._title():<39}", *duration, self.reason]).rstrip()
+        return Finding(self.status, text, self.remedy or hint)
+
+    def _title(self) -> str:
+        test = self.test
+        if test is None:
+            return self.strategy
+        parts = [f"{self.strategy} over {test.library}" if test.library else self.strategy]
+        parts += [f"{test.processes} processes"] if test.processes > 1 else []
+        parts += [f"{test.devices} devices"] if test.devices > 1 else []
+        parts += ["sharded"] if "shard" in test.options else []
+        return ", ".join(parts)
 
     def facts(self) -> dict[str, Any]:
         """Returns the result as JSON values."""
@@ -230,56 +231,13 @@ class SmokeTestResult(NamedTuple):
             "library": test.library or None if test else None,
             "processes": test.processes if test else None,
             "devices_per_process": test.devices if test else None,
-            "flags": self.flags or None,
+            "flags": shlex.join(_flags(self.strategy, test)) if test else None,
             "status": str(self.status),
-            "seconds": self.program.seconds if self.program else None,
+            "seconds": self.seconds,
             "reason": self.reason or None,
             "remedy": self.remedy or None,
             "command": self.command or None,
         }
-
-
-def run_smoke_test(
-    children: Children,
-    frameworks: Frameworks,
-    strategy: str,
-    test: SmokeTest,
-    command: Sequence[str],
-    seconds: float,
-    hidden_arguments: Sequence[str] = (),
-) -> SmokeTestResult:
-    """Runs a command on an engine, unless a requirement is missing.
-
-    `hidden_arguments` are passed to the command, but left out of `SmokeTestResult.command`.
-    """
-    if missing_requirement := frameworks.missing_requirement(test):
-        return SmokeTestResult(
-            strategy,
-            test,
-            missing_requirement.status,
-            reason=missing_requirement.text,
-            remedy=missing_requirement.remedy,
-        )
-    module, *arguments = [*command, *_flags(strategy, test)]
-    all_arguments = [*arguments, *hidden_arguments, "--json"]
-    program = children.run_module(module, all_arguments, test.processes, seconds, _variables(test, frameworks))
-    launch = f"tfdist launch --processes={test.processes} -- " if test.processes > 1 else ""
-    repeat_command = f"{launch}{module.replace('.', ' ')} {shlex.join(arguments)}"
-    status = Status.FAILED if program.code else Status.OK
-    return SmokeTestResult(strategy, test, status, program.reason, command=repeat_command, program=program)
-
-
-def _flags(strategy: str, test: SmokeTest) -> list[str]:
-    return [f"--strategy={strategy}", *(f"--{name}={value}" for name, value in test.options.items())]
-
-
-def _variables(test: SmokeTest, frameworks: Frameworks) -> dict[str, str]:
-    """Returns environment variables that hide the GPUs if there are too few for the replicas."""
-    replicas = test.processes * test.devices
-    return _WITHOUT_GPUS if 0 < frameworks.gpus < replicas else {}
-
-
-_VERIFY = ("tfdist.verify", "--model=mlp(hidden=(8,))", "--dataset=synthetic:4x4x1", "--batch_size=8", "--steps=2")
 
 
 def run_smoke_tests(
@@ -287,34 +245,35 @@ def run_smoke_tests(
 ) -> Iterator[SmokeTestResult]:
     """Runs the smoke tests of strategies, each with a deadline in seconds."""
     for declaration in DECLARATIONS:
-        if declaration.name not in names:
-            continue
-        if not declaration.smoke_tests:
-            yield SmokeTestResult(
-                declaration.name, None, Status.MISSING, reason=f"not tried here: it runs on {declaration.help}"
-            )
-        for test in declaration.smoke_tests:
-            result = run_smoke_test(children, frameworks, declaration.name, test, _VERIFY, seconds)
-            yield result._replace(reason=_smoke_test_reason(result.program)) if result.program else result
+        name = declaration.name
+        if name in names and not declaration.smoke_tests:
+            reason = f"not tried here: it runs on {declaration.help}"
+            yield SmokeTestResult(name, None, Status.MISSING, reason)
+        for test in declaration.smoke_tests if name in names else ():
+            yield _run_smoke_test(children, frameworks, name, test, seconds)
 
 
-def smoke_test_finding(result: SmokeTestResult) -> Finding:
-    """Returns the finding of a smoke test."""
-    duration = [f"{result.program.seconds:.1f} s"] if result.program else []
-    return result.finding(f"{_title(result):<39}", *duration)
+def _run_smoke_test(
+    children: Children, frameworks: Frameworks, strategy: str, test: SmokeTest, seconds: float
+) -> SmokeTestResult:
+    """Runs `tfdist verify` on an engine, unless a requirement is missing."""
+    if missing_requirement := frameworks.missing_requirement(test):
+        return SmokeTestResult(strategy, test, *missing_requirement)
+    arguments = [*_ARGUMENTS, *_flags(strategy, test)]
+    # GPUs are hidden if there are too few for the replicas.
+    variables = _WITHOUT_GPUS if 0 < frameworks.gpus < test.processes * test.devices else {}
+    program = children.run_module(_MODULE, [*arguments, "--json"], test.processes, seconds, variables)
+    launch = f"tfdist launch --processes={test.processes} -- " if test.processes > 1 else ""
+    command = f"{launch}{_MODULE.replace('.', ' ')} {shlex.join(arguments)}"
+    status = Status.FAILED if program.code else Status.OK
+    return SmokeTestResult(strategy, test, status, _reason(program), command=command, seconds=program.seconds)
 
 
-def _title(result: SmokeTestResult) -> str:
-    if result.test is None:
-        return result.engine
-    processes, devices = result.test.processes, result.test.devices
-    parts = [f"{processes} processes"] if processes > 1 else []
-    parts += [f"{devices} devices"] if devices > 1 else []
-    parts += ["sharded"] if "shard" in result.test.options else []
-    return ", ".join([result.engine, *parts])
+def _flags(strategy: str, test: SmokeTest) -> list[str]:
+    return [f"--strategy={strategy}", *(f"--{name}={value}" for name, value in test.options.items())]
 
 
-def _smoke_test_reason(program: ProgramResult) -> str:
+def _reason(program: ProgramResult) -> str:
     if program.code == ExitCode.FAILED and program.reason.startswith("{"):  # the output of `tfdist verify`
         result = json.loads(program.reason)
         difference = "" if result["replicas_equal"] else "its replicas differ; "
@@ -323,56 +282,3 @@ def _smoke_test_reason(program: ProgramResult) -> str:
             f"({result['difference_unit']}; tolerance {result['tolerance']})"
         )
     return program.reason
-
-
-SIZES = (64 * 2**10, 4 * 2**20, 32 * 2**20)  # bytes: a small layer, a bucket of gradients, a large table
-_BUCKET = SIZES[1]
-_BENCHMARK = ("tfdist.bench", "collectives", "--operations=all_reduce", f"--sizes={','.join(map(str, SIZES))}")
-
-
-def measure_speeds(
-    children: Children, frameworks: Frameworks, names: Sequence[str], seconds: float
-) -> Iterator[SmokeTestResult]:
-    """Measures the engines of strategies, each with a deadline in seconds."""
-    for declaration in DECLARATIONS:
-        if declaration.name in names and "all_reduce" in (declaration.options or ()):
-            for test in declaration.smoke_tests:
-                if test.processes > 1 and "shard" not in test.options:  # sharding does not change all-reduces
-                    with tempfile.TemporaryDirectory() as directory:
-                        hidden_arguments = [f"--output_dir={directory}/bench"]
-                        yield run_smoke_test(
-                            children, frameworks, declaration.name, test, _BENCHMARK, seconds, hidden_arguments
-                        )
-
-
-def speed_finding(speed: SmokeTestResult) -> Finding:
-    """Returns the finding of a measurement."""
-    times = [f"{byte_size(size)} {1e3 * seconds:.3g} ms" for size, seconds in _all_reduce_seconds(speed).items()]
-    return speed.finding(f"{speed.engine:<20}", *(f"{time:<16}" for time in times))
-
-
-def speed_facts(speed: SmokeTestResult) -> dict[str, Any]:
-    """Returns the measurements as JSON values."""
-    measurements = [{"bytes": size, "seconds_median": seconds} for size, seconds in _all_reduce_seconds(speed).items()]
-    return {**speed.facts(), "measurements": measurements}
-
-
-def fastest_finding(speeds: Iterable[SmokeTestResult]) -> Finding | None:
-    """Returns the fastest engine for a bucket of gradients, with its flags; None for fewer than two engines."""
-    ranking = sorted(
-        (speed for speed in speeds if _all_reduce_seconds(speed)), key=lambda speed: _all_reduce_seconds(speed)[_BUCKET]
-    )
-    if len(ranking) < 2:
-        return None
-    best, second, *_ = ranking
-    ratio = _all_reduce_seconds(second)[_BUCKET] / _all_reduce_seconds(best)[_BUCKET]
-    text = f"fastest for {byte_size(_BUCKET)}: {best.engine}, {ratio:.2g} times as fast as {second.engine}"
-    return Finding(Status.OK, text, f"tfdist launch --processes=2 -- tfdist train {best.flags}")
-
-
-def _all_reduce_seconds(speed: SmokeTestResult) -> dict[int, float]:
-    """Returns the median seconds of an all-reduce for each of `SIZES`; empty without a measurement."""
-    if speed.program is None or speed.program.code:
-        return {}
-    rows = last_json_object(speed.program.text)["measurements"]
-    return {size: row["seconds_median"] for size, row in zip(SIZES, rows, strict=True)}

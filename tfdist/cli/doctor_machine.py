@@ -1,4 +1,4 @@
-"""Sections of the report of `tfdist doctor`, and those about this machine: versions, hardware, limits, variables, network."""
+"""Findings of `tfdist doctor`, and those about this machine: versions, hardware, limits, variables, network."""
 
 import contextlib
 import enum
@@ -29,7 +29,7 @@ from tfdist.coordination.job_token import (
     is_loopback,
     user_token,
 )
-from tfdist.errors import InputError, byte_size
+from tfdist.errors import InputError, byte_size, truncate
 from tfdist.reporting.environment import versions
 
 
@@ -56,13 +56,6 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-class Section(NamedTuple):
-    """A part of the report."""
-
-    name: str
-    findings: list[Finding]
-
-
 def lines(finding: Finding) -> Iterator[str]:
     """Yields the lines of a finding."""
     yield f"  {finding.status:<8} {finding.text}"
@@ -79,51 +72,39 @@ _PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
 _HOROVOD, _INSTALL_HOROVOD = "horovod", "tfdist install_horovod"
 
 
-class _SupportedVersions(NamedTuple):
-    text: str
-    is_supported: bool
-
-
-def versions_section() -> Section:
+def versions_section() -> list[Finding]:
     """Returns the versions, with warnings about unsupported ones."""
-    installed_versions = {"tfdist": tfdist.__version__, **versions()}
-    python = _python_versions(installed_versions["python"])
+    installed_versions = versions()
+    pattern = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
+    pythons = [match[1] for match in map(pattern.fullmatch, _metadata_field("Classifier")) if match]
+    python = installed_versions["python"]
+    is_supported = not pythons or python.rpartition(".")[0] in pythons
+    # The requirements of extras come last.
+    requirements = map(Requirement, reversed(_metadata_field("Requires-Dist")))
+    specifiers = {requirement.name: requirement.specifier for requirement in requirements}
     findings = [
-        Finding(Status.OK, f"tfdist {installed_versions['tfdist']}, {platform.platform()}"),
-        _finding("Python", installed_versions["python"], python, "Use a supported version."),
+        Finding(Status.OK, f"tfdist {tfdist.__version__}, {platform.platform()}"),
+        _version_finding("Python", python, is_supported, ", ".join(pythons), "Use a supported version."),
     ]
     for name, title in _PACKAGES.items():
-        version = installed_versions.get(name)
-        supported = _required_versions(name, version)
-        findings.append(_finding(title, version, supported, f"pip install '{name}{supported.text.replace(' ', '')}'"))
-    version = installed_versions.get(_HOROVOD)
-    supported = _SupportedVersions(PATCHED, version == PATCHED)
-    if version is None:
-        findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL_HOROVOD))
+        version, specifier = installed_versions.get(name), specifiers.get(name, SpecifierSet())
+        remedy = f"pip install '{name}{str(specifier).replace(' ', '')}'"
+        if version is None:
+            findings.append(Finding(Status.FAILED, f"{title} is not installed, and tfdist requires it", remedy))
+        else:
+            is_supported = specifier.contains(version, prereleases=True)
+            findings.append(_version_finding(title, version, is_supported, str(specifier), remedy))
+    if version := installed_versions.get(_HOROVOD):
+        findings.append(_version_finding("Horovod", version, version == PATCHED, PATCHED, _INSTALL_HOROVOD))
     else:
-        findings.append(_finding("Horovod", version, supported, _INSTALL_HOROVOD))
-    return Section("versions", findings)
+        findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL_HOROVOD))
+    return findings
 
 
-def _finding(title: str, version: str | None, supported: _SupportedVersions, remedy: str) -> Finding:
-    if version is None:
-        return Finding(Status.FAILED, f"{title} is not installed, and tfdist requires it", remedy)
-    if not supported.is_supported:
-        return Finding(Status.WARNING, f"{title} {version} is not supported; supported: {supported.text}", remedy)
-    return Finding(Status.OK, f"{title} {version}" + (f" (supported: {supported.text})" if supported.text else ""))
-
-
-def _python_versions(version: str) -> _SupportedVersions:
-    pattern = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
-    supported = [match[1] for match in map(pattern.fullmatch, _metadata_field("Classifier")) if match]
-    return _SupportedVersions(", ".join(supported), not supported or version.rpartition(".")[0] in supported)
-
-
-def _required_versions(name: str, version: str | None) -> _SupportedVersions:
-    """Returns the versions of a package that tfdist's requirements allow; an empty text for any version."""
-    requirements = map(Requirement, _metadata_field("Requires-Dist"))
-    specifier = next((r.specifier for r in requirements if r.name == name), SpecifierSet())
-    return _SupportedVersions(str(specifier), version is not None and specifier.contains(version, prereleases=True))
+def _version_finding(title: str, version: str, is_supported: bool, supported: str, remedy: str) -> Finding:
+    if not is_supported:
+        return Finding(Status.WARNING, f"{title} {version} is not supported; supported: {supported}", remedy)
+    return Finding(Status.OK, f"{title} {version}" + (f" (supported: {supported})" if supported else ""))
 
 
 def _metadata_field(field: str) -> list[str]:
@@ -141,7 +122,7 @@ _MIN_FREE_SHARED_MEMORY = 128 << 20  # containers have 64 MiB by default
 _MIN_FREE_DISK = 1 << 30
 
 
-def hardware_section() -> Section:
+def hardware_section() -> list[Finding]:
     """Returns the resources of this machine, and the limits of this process."""
     usable_cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
     memory, limit = psutil.virtual_memory(), container_limit(_MEMORY_LIMIT)
@@ -150,13 +131,12 @@ def hardware_section() -> Section:
     cores += f", with a CPU quota of {quota:g} cores" if math.isfinite(quota) else ""
     memory_text = f"{byte_size(memory.total)} of memory, {byte_size(memory.available)} free"
     memory_text += f"; the container may use {byte_size(limit)}" if limit else ""
-    memory_problem = (
-        f"only {byte_size(free)} of memory are free: a process with TensorFlow takes 0.5 GiB before it has a model"
-    )
-    findings = [
+    return [
         Finding(Status.OK, cores),
         warning_or_ok(
-            memory_problem if free < _MIN_FREE_MEMORY else "",
+            f"only {byte_size(free)} of memory are free: a process with TensorFlow takes 0.5 GiB before it has a model"
+            if free < _MIN_FREE_MEMORY
+            else "",
             "End other programs, or raise the container's limit.",
             memory_text,
         ),
@@ -165,7 +145,6 @@ def hardware_section() -> Section:
         ),
         _space_finding(os.getcwd(), _MIN_FREE_DISK, "Free space there, or pass an --output_dir elsewhere."),
     ]
-    return Section("machine", findings)
 
 
 def _space_finding(path: str, minimum: int, remedy: str) -> Finding:
@@ -179,46 +158,27 @@ def _space_finding(path: str, minimum: int, remedy: str) -> Finding:
 
 
 _PROCESS_LIMIT = pathlib.Path("/sys/fs/cgroup/pids.max")
-_INFINIBAND = pathlib.Path("/dev/infiniband")
 _MIN_FILES = 1024
 _MIN_PROCESSES = 1024  # including threads; a process with TensorFlow has dozens
 
 
-def limits_section() -> Section:
+def limits_section() -> list[Finding]:
     """Returns the limits, with warnings about low ones."""
-    limits = (
-        resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_MEMLOCK)
-    )
-    files, processes, locked_memory = map(_none_if_unlimited, limits)
-    container = container_limit(_PROCESS_LIMIT)
-    process_limit = min((limit for limit in (processes, container) if limit is not None), default=None)
-    locked_memory_problem = (
-        "InfiniBand needs locked memory without a limit" if _INFINIBAND.exists() and locked_memory is not None else ""
-    )
-    findings = [
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
+    files, processes = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    processes = min(processes, container_limit(_PROCESS_LIMIT) or math.inf)
+    return [
         warning_or_ok(
-            f"only {files} files may be open" if files is not None and files < _MIN_FILES else "",
+            f"only {files} files may be open" if files < _MIN_FILES else "",
             "ulimit -n 65536",
             f"{_limit_text(files)} open files",
         ),
         warning_or_ok(
-            f"only {process_limit} processes and threads"
-            if process_limit is not None and process_limit < _MIN_PROCESSES
-            else "",
+            f"only {processes} processes and threads" if processes < _MIN_PROCESSES else "",
             "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)",
-            f"{_limit_text(process_limit)} processes and threads",
-        ),
-        warning_or_ok(
-            locked_memory_problem,
-            "ulimit -l unlimited",
-            f"{'unlimited' if locked_memory is None else byte_size(locked_memory)} of locked memory",
+            f"{_limit_text(processes)} processes and threads",
         ),
     ]
-    return Section("limits", findings)
-
-
-def _none_if_unlimited(limit: int) -> int | None:
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def container_limit(path: pathlib.Path) -> int | None:
@@ -229,8 +189,8 @@ def container_limit(path: pathlib.Path) -> int | None:
         return None
 
 
-def _limit_text(limit: int | None) -> str:
-    return "unlimited" if limit is None else str(limit)
+def _limit_text(limit: float) -> str:
+    return str(limit) if math.isfinite(limit) else "unlimited"
 
 
 _RELEVANT_VARIABLES = re.compile(
@@ -242,19 +202,16 @@ _RELEVANT_VARIABLES = re.compile(
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|(^|_)KEY(S|$|_)|(^|_)AUTH")
 _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
 _PATH_SUFFIXES = ("_FILE", "_DIR")  # the path of a secret is not secret
-_MAX_LENGTH = 100  # characters of a value in the text
 
 
-def environment_section(environment: Mapping[str, str]) -> Section:
+def environment_section(environment: Mapping[str, str]) -> list[Finding]:
     """Returns the variables and the launcher of this process."""
-    names = sorted(
-        name
-        for name, value in environment.items()
+    findings = [
+        Finding(Status.OK, f"{name}={'(set, not shown)' if is_secret(name) else truncate(value)}")
+        for name, value in sorted(environment.items())
         if _RELEVANT_VARIABLES.fullmatch(name) and _DEFAULTS.get(name) != value
-    )
-    variables = {name: None if is_secret(name) else environment[name] for name in names}
-    findings = [Finding(Status.OK, f"{name}={_value_text(value)}") for name, value in variables.items()]
-    return Section("environment", [_launcher(environment), *findings])
+    ]
+    return [_launcher(environment), *findings]
 
 
 def is_secret(name: str) -> bool:
@@ -270,17 +227,11 @@ def _launcher(environment: Mapping[str, str]) -> Finding:
     return Finding(Status.OK, f"{describe(cluster)}{hint(environment)}")
 
 
-def _value_text(value: str | None) -> str:
-    if value is None:
-        return "(set, not shown)"
-    return value if len(value) <= _MAX_LENGTH else f"{value[:_MAX_LENGTH]}..."
-
-
 _LOOPBACK_TIMEOUT_SECONDS = 5.0  # for a message over the loopback
 _INTERFACE_VARIABLE = "HOROVOD_GLOO_IFACE"
 
 
-def network_section(environment: Mapping[str, str]) -> Section:
+def network_section(environment: Mapping[str, str]) -> list[Finding]:
     """Returns the state of the network; even engines on one host need the loopback."""
     name, problem, interfaces = socket.gethostname(), loopback_problem(), psutil.net_if_addrs()
     loopback = Finding(Status.OK, f"ports of {LOOPBACK} can be bound and reached")
@@ -300,7 +251,7 @@ def network_section(environment: Mapping[str, str]) -> Section:
     if gloo_interface and gloo_interface not in interfaces:
         text = f"{_INTERFACE_VARIABLE} names {gloo_interface}, an interface which this host does not have"
         findings.append(Finding(Status.WARNING, text, f"unset {_INTERFACE_VARIABLE}"))
-    return Section("network", findings)
+    return findings
 
 
 def loopback_problem() -> str:

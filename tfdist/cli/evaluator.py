@@ -79,19 +79,16 @@ def main(config: TrainConfig) -> int:
 def check(config: TrainConfig, job_name: str) -> None:
     """Raises `InputError` if the flags are not those of a run with checkpoints in a known directory."""
     has_checkpoints = any(config.parsed.checkpoint_every) or config.best
-    for is_invalid, rule, received, remedy in (
-        (config.find, "evaluates a run", f"--find={config.find}", "Leave it out"),
-        (not config.output_dir, "needs the directory of the run", "no --output_dir", "Add --output_dir"),
-        (not has_checkpoints, "needs checkpoints", "--checkpoint_every=0", "Add --checkpoint_every"),
-        (
-            config.overwrite and not job_name,
-            "does not know when the earlier run has been deleted, unless tfdist launch starts it",
-            "--overwrite",
-            "Start it without",
-        ),
-    ):
+    problems = {
+        f"evaluates a run. Received: --find={config.find}. Leave it out": config.find,
+        "needs the directory of the run. Received: no --output_dir. Add --output_dir": not config.output_dir,
+        "needs checkpoints. Received: --checkpoint_every=0. Add --checkpoint_every": not has_checkpoints,
+        "does not know when the earlier run has been deleted, unless tfdist launch starts it. Received: --overwrite. Start it "
+        "without": config.overwrite and not job_name,
+    }
+    for problem, is_invalid in problems.items():
         if is_invalid:
-            raise InputError(f"An evaluator {rule}. Received: {received}. {remedy}.")
+            raise InputError(f"An evaluator {problem}.")
 
 
 @contextlib.contextmanager

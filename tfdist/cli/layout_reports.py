@@ -1,14 +1,13 @@
 """Reports of `tfdist layout` about replicas, pipelines and parameter servers: memory per device and communication of a step."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.cli.output import Output
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.config.layouts import ProcessGrid, Shard, parse_grid
+from tfdist.config.layouts import ProcessGrid, Shard, parse_grid, parse_layout, unused_rule_warnings
 from tfdist.config.mesh import Mesh, parse_mesh
 from tfdist.config.pipeline import parse_cut
 from tfdist.config.staleness import parse_staleness
@@ -18,7 +17,7 @@ from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.reporting.plain_reporter import text_table
 
 if TYPE_CHECKING:
-    from tfdist.planning.layout_plan import Plan, SpreadPlan, VariablePlan
+    from tfdist.planning.layout_plan import AbstractModel, Plan, VariablePlan
     from tfdist.planning.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
 
 _AXIS = "data"
@@ -28,147 +27,148 @@ _MAX_LISTED = 3  # paths of replicated variables, and tensors between stages
 def print_replica_layout(config: LayoutConfig, output: Output) -> int:
     """Prints the plan of replicas; returns the exit code."""
     load_tensorflow()
-    from tfdist.planning.layout_plan import planned_model
-
-    rows = -(-config.batch_size // (config.processes * config.accumulate_steps))
-    mesh = Mesh({_AXIS: config.processes})
-    plan = planned_model(config).plan(mesh, {"batch": _AXIS}, Shard(axis=_AXIS), rows * config.processes)
+    _, plan, rows = _replicated_plan(config, config.processes)
     trainable = [variable for variable in plan.variables if variable.trainable]
     parts = sizes_of_parts(
         [variable.bytes for variable in trainable],
-        [_state_bytes(variable) for variable in trainable],
+        [variable.optimizer_bytes for variable in trainable],
         config.processes if config.shard == "optimizer" else 1,
     )
-    notes = list(_replica_notes(config))
+    notes = []
+    if "16" in config.precision:
+        notes = [
+            "Gradients and activations are counted in 32 bits, although layers that compute in 16 bits have theirs in 16."
+        ]
     for line in (*_replica_lines(plan, parts, rows, config), *notes):
         output.line(line)
-    output.result(_replica_facts(plan, parts, rows, config) | {"notes": notes})
+    totals = plan.totals()
+    output.result(
+        {
+            "strategy": config.strategy,
+            "processes": config.processes,
+            "shard": config.shard,
+            "process_bytes": {kind: totals[kind] for kind in ("parameters", "gradients", "activations")},
+            "optimizer_state_bytes": [parts[rank % len(parts)] for rank in range(config.processes)],
+            "variables": [_variable_facts(v) | {"optimizer_state_bytes": v.optimizer_bytes} for v in plan.variables],
+            "micro_steps_per_step": config.accumulate_steps,
+            "micro_step_examples": rows,
+            "notes": notes,
+        }
+    )
     return 0
 
 
-def _state_bytes(variable: "VariablePlan") -> int:
-    return variable.slots * variable.bytes
+def _replicated_plan(config: LayoutConfig, replicas: int) -> "tuple[AbstractModel, Plan, int]":
+    """Returns the model, its plan on replicas, and the largest number of examples of a micro-step on a replica."""
+    from tfdist.planning.layout_plan import planned_model
+
+    model, rows = planned_model(config), -(-config.batch_size // (replicas * config.accumulate_steps))
+    plan = model.plan(Mesh({_AXIS: replicas}), {"batch": _AXIS}, Shard(axis=_AXIS), rows * replicas)
+    return model, plan, rows
+
+
+def _variable_facts(variable: "VariablePlan") -> dict[str, Any]:
+    return {"path": variable.path, "shape": list(variable.shape), "bytes": variable.bytes}
+
+
+def _variable_row(variable: "VariablePlan", *cells: str) -> tuple[str, ...]:
+    return (variable.path, "x".join(map(str, variable.shape)), byte_size(variable.bytes), *cells)
 
 
 def _replica_lines(plan: "Plan", parts: Sequence[int], rows: int, config: LayoutConfig) -> Iterator[str]:
     steps = f" in each of {config.accumulate_steps} micro-steps" if config.accumulate_steps > 1 else ""
     yield f"{config.strategy} in {count_of(config.processes, 'process')}, at most {rows} examples on each{steps}"
-    header = ("variable", "shape", "bytes", "optimizer")
-    table = [
-        (v.path, "x".join(map(str, v.shape)), byte_size(v.bytes), byte_size(_state_bytes(v)) if v.slots else "-")
-        for v in plan.variables
-    ]
-    yield from text_table([header, *table])
-    totals = plan.totals()
+    table = [_variable_row(v, byte_size(v.optimizer_bytes) if v.slots else "-") for v in plan.variables]
+    yield from text_table([("variable", "shape", "bytes", "optimizer"), *table])
+    totals = {kind: byte_size(size) for kind, size in plan.totals().items()}
     state = byte_size(max(parts)) if len(parts) == 1 else f"at most {byte_size(max(parts))}"
     yield (
-        f"On each process: parameters {byte_size(totals['parameters'])}, gradients {byte_size(totals['gradients'])}, "
-        f"optimizer state {state}, activations {byte_size(totals['activations'])}"
+        f"On each process: parameters {totals['parameters']}, gradients {totals['gradients']}, "
+        f"optimizer state {state}, activations {totals['activations']}"
     )
     if len(parts) > 1:
         yield f"Optimizer state, sharded over {len(parts)} replicas: {describe_parts(parts)}"
-    yield f"Gradients of {byte_size(totals['gradients'])} are summed over the replicas once per step."
+    yield f"Gradients of {totals['gradients']} are summed over the replicas once per step."
     if len(parts) > 1:
-        yield f"Updated weights of {byte_size(totals['gradients'])} are gathered from them once per step."
+        yield f"Updated weights of {totals['gradients']} are gathered from them once per step."
 
 
-def _replica_notes(config: LayoutConfig) -> Iterator[str]:
-    if "16" in config.precision:
-        yield "Gradients and activations are counted in 32 bits, although layers that compute in 16 bits have theirs in 16."
+def _spread_variables(spread: "Plan", is_replicated: bool) -> "list[VariablePlan]":
+    """Returns the trainable variables that are replicated on the devices of a process, or else those that are sharded."""
+    return [v for v in spread.variables if v.trainable and v.is_replicated(spread.mesh) == is_replicated]
 
 
-def _replica_facts(plan: "Plan", parts: Sequence[int], rows: int, config: LayoutConfig) -> dict[str, Any]:
-    totals = plan.totals()
-    return {
-        "strategy": config.strategy,
-        "processes": config.processes,
-        "shard": config.shard,
-        "process_bytes": {kind: totals[kind] for kind in ("parameters", "gradients", "activations")},
-        "optimizer_state_bytes": [parts[rank % len(parts)] for rank in range(config.processes)],
-        "variables": [
-            {"path": v.path, "shape": list(v.shape), "bytes": v.bytes, "optimizer_state_bytes": _state_bytes(v)}
-            for v in plan.variables
-        ],
-        "micro_steps_per_step": config.accumulate_steps,
-        "micro_step_examples": rows,
-    }
-
-
-def _spread_lines(spread: "SpreadPlan") -> Iterator[str]:
+def _spread_lines(spread: "Plan") -> Iterator[str]:
     """Yields lines about layouts of variables and communication between the devices of a process."""
-    mesh = spread.plan.mesh
     rows = [
         (
             v.path,
             " ".join(v.dims),
             "x".join(map(str, v.shape)),
             str(v.placement.computation),
-            byte_size(v.bytes_per_device(mesh)["parameters"]),
+            byte_size(v.bytes_per_device(spread.mesh)["parameters"]),
         )
-        for v in spread.sharded_variables
+        for v in _spread_variables(spread, is_replicated=False)
     ]
     if rows:
-        yield f"Sharded over the {spread.devices} devices of a process:"
+        yield f"Sharded over the {spread.mesh.size} devices of a process:"
         yield from text_table([("variable", "dims", "shape", "layout", "on a device"), *rows])
-    if variables := spread.replicated_variables:
+    if variables := _spread_variables(spread, is_replicated=True):
         paths = ", ".join(v.path for v in variables[:_MAX_LISTED]) + (", ..." if len(variables) > _MAX_LISTED else "")
-        count = f"{len(variables)} variable{'s' * (len(variables) > 1)}"
+        count = count_of(len(variables), "variable")
         yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))} ({paths})"
-    for warning in spread.warnings:
+    for warning in unused_rule_warnings(spread.rules, spread.dims, Shard(), spread.mesh):
         yield f"Warning: {warning}"
-    if spread.plan.traffic:
+    if spread.traffic:
         yield "Collectives of the devices for each micro-batch, with the size of the tensor on each device:"
-        collective_rows = [
-            (collective.purpose, collective.kind, byte_size(collective.bytes)) for collective in spread.plan.traffic
-        ]
+        collective_rows = [(traffic.purpose, traffic.kind, byte_size(traffic.bytes)) for traffic in spread.traffic]
         yield from text_table([("what", "operation", "size"), *collective_rows])
 
 
-def _spread_notes(spread: "SpreadPlan") -> Iterator[str]:
+def _spread_notes(spread: "Plan") -> Iterator[str]:
     """Yields notes about costs that the plan does not include."""
     yield (
         "Variables, gradients and optimizer state are counted per device, activations as on one device without --layout. "
         "In addition, the host of a process stores its unsharded gradients while they are reduced."
     )
-    if spread.plan.unknown_layers:
-        yield f"Not counted: communication of these nested layers: {', '.join(spread.plan.unknown_layers)}."
-    if spread.plan.unclear_layers:
-        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(spread.plan.unclear_layers)}."
+    if spread.unknown_layers:
+        yield f"Not counted: communication of these nested layers: {', '.join(spread.unknown_layers)}."
+    if spread.unclear_layers:
+        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(spread.unclear_layers)}."
 
 
-def _spread_facts(spread: "SpreadPlan | None") -> dict[str, Any]:
+def _spread_facts(spread: "Plan | None") -> dict[str, Any]:
     """Returns JSON values about sharding over the devices of a process."""
     if spread is None:
         return {"layout": {}, "sharded_variables": [], "collectives": [], "warnings": []}
     return {
-        "layout": dict(spread.rules),
+        "layout": {dim: axis for dim, axis in spread.rules.items() if dim != "batch"},
         "sharded_variables": [
-            {
-                "path": v.path,
+            _variable_facts(v)
+            | {
                 "dims": list(v.dims),
-                "shape": list(v.shape),
-                "bytes": v.bytes,
                 "layout": str(v.placement.computation),
-                "device_bytes": v.bytes_per_device(spread.plan.mesh)["parameters"],
+                "device_bytes": v.bytes_per_device(spread.mesh)["parameters"],
             }
-            for v in spread.sharded_variables
+            for v in _spread_variables(spread, is_replicated=False)
         ],
-        "collectives": [
-            {
-                "what": collective.purpose,
-                "operation": collective.kind,
-                "axis": collective.axis,
-                "device_bytes": collective.bytes,
-            }
-            for collective in spread.plan.traffic
-        ],
-        "warnings": spread.warnings,
+        "collectives": collective_facts(spread),
+        "warnings": unused_rule_warnings(spread.rules, spread.dims, Shard(), spread.mesh),
     }
+
+
+def collective_facts(plan: "Plan") -> list[dict[str, Any]]:
+    """Returns the collectives of a plan as JSON values."""
+    return [
+        {"what": traffic.purpose, "operation": traffic.kind, "axis": traffic.axis, "device_bytes": traffic.bytes}
+        for traffic in plan.traffic
+    ]
 
 
 def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
     """Prints the plan of a pipeline; returns the exit code."""
-    grid = _grid(config)
+    mesh = parse_mesh(config.mesh_shape)  # which need not exist on this machine
+    grid = parse_grid(config.mesh_shape, mesh.size // mesh.axes.get("model", 1), config.layout)
     rows = _rows(config, grid)
     parse_cut(config.cut)
     make_schedule(config.pipeline_schedule, grid.stages, config.micro_batches)  # before TensorFlow is loaded
@@ -176,37 +176,23 @@ def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
     import keras
 
     from tfdist.cluster.devices import limit_threads
-    from tfdist.planning.layout_plan import plan_spread, planned_model
+    from tfdist.planning.layout_plan import planned_model
     from tfdist.planning.pipeline_plan import plan_pipeline
 
     limit_threads(config.intra_op_threads)
     keras.utils.clear_session(free_memory=False)  # names of layers as in training
     abstract_model = planned_model(config)
-    spread = plan_spread(abstract_model, grid.devices, config.layout, rows) if grid.devices > 1 else None
-    plan = plan_pipeline(
-        abstract_model.model,
-        abstract_model.slots,
-        schedule=config.pipeline_schedule,
-        processes=grid.stages,
-        micro_batches=config.micro_batches,
-        rows=rows,
-        cut=config.cut,
-        activation_compression=config.activation_compression,
-        shards=grid.replicas if config.shard == "optimizer" else 1,
-        measure_stages=config.measure_stages,
-        **({} if spread is None else {"device_bytes": spread.device_bytes}),
-    )
+    spread = None
+    if grid.devices > 1:
+        devices = Mesh({"data": 1, "model": grid.devices})
+        spread = abstract_model.plan(devices, parse_layout(config.layout, devices), Shard(), rows)
+    more_options = {"device_bytes": abstract_model.device_bytes(spread)} if spread else {}
+    plan = plan_pipeline(abstract_model, config, grid, rows, **more_options)
     notes = list(_notes(plan, grid, config, spread))
     for line in (*_lines(plan, grid, rows, config, spread), *notes):
         output.line(line)
     output.result(_facts(plan, grid, rows, config) | _spread_facts(spread) | {"notes": notes})
     return 0
-
-
-def _grid(config: LayoutConfig) -> ProcessGrid:
-    """Returns the process grid of the mesh, which need not exist on this machine."""
-    mesh = parse_mesh(config.mesh_shape)
-    return parse_grid(config.mesh_shape, mesh.size // mesh.axes.get("model", 1), config.layout)
 
 
 def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
@@ -221,7 +207,7 @@ def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
 
 
 def _lines(
-    plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig, spread: "SpreadPlan | None"
+    plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig, spread: "Plan | None"
 ) -> Iterator[str]:
     devices = f" with {grid.devices} devices each" if grid.devices > 1 else ""
     yield (
@@ -231,12 +217,15 @@ def _lines(
     )
     yield from text_table([_header(plan), *(_row(number, stage) for number, stage in enumerate(plan.stages))])
     for number, stage in enumerate(plan.stages[:-1]):
-        tensors = [_tensor(tensor) for tensor in stage.sent_tensors[:_MAX_LISTED]]
-        tensors += ["..."] * (len(stage.sent_tensors) > _MAX_LISTED)
+        tensors = [
+            f"{t.name} ({'x'.join(map(str, t.shape))} {t.dtype}{'' if t.has_gradient else ', without gradient'})"
+            for t in stage.sent[:_MAX_LISTED]
+        ]
+        tensors += ["..."] * (len(stage.sent) > _MAX_LISTED)
         yield f"To stage {number + 1}: {', '.join(tensors)}"
     for shared in plan.shared:
-        stages = " and ".join(map(str, shared.stages))
-        yield f"In stages {stages}: {shared.path}, {byte_size(shared.bytes)}, whose gradients are summed over these stages"
+        stages, size = " and ".join(map(str, shared["stages"])), byte_size(shared["bytes"])
+        yield f"In stages {stages}: {shared['path']}, {size}, whose gradients are summed over these stages"
     for number, parts in enumerate(plan.optimizer_parts):
         if len(parts) > 1:
             name = "stage" if len(plan.stages) == grid.stages else "process"
@@ -253,31 +242,27 @@ def _lines(
 
 
 def _header(plan: "PipelinePlan") -> tuple[str, ...]:
-    time_columns = ("forward", "backward") if plan.stages[0].seconds else ("operations",)
+    time_columns = ("forward", "backward") if plan.stages[0].forward_seconds is not None else ("operations",)
     return ("stage", "from", "to", "parameters", "variables", "optimizer", "activations", "sent", *time_columns)
 
 
 def _row(number: int, stage: "StagePlan") -> tuple[str, ...]:
-    time_cells: tuple[str, ...] = (f"{stage.operations:.3g}",)
-    if stage.seconds:
-        time_cells = (_milliseconds(stage.seconds.forward), _milliseconds(stage.seconds.backward))
+    seconds = [time for time in (stage.forward_seconds, stage.backward_seconds) if time is not None]
     return (
         str(number),
-        stage.first,
-        stage.last,
+        stage.first_layer,
+        stage.last_layer,
         f"{stage.parameters:,}",
-        byte_size(stage.variable_bytes),
-        byte_size(stage.optimizer_bytes),
-        byte_size(stage.activation_bytes),
-        byte_size(stage.sent_bytes) if stage.sent_tensors else "-",
-        *time_cells,
+        *(byte_size(stage.bytes[kind]) for kind in ("variables", "optimizer_state", "activations")),
+        byte_size(stage.sent_bytes) if stage.sent else "-",
+        *([_milliseconds(time) for time in seconds] or [f"{stage.operations:.3g}"]),
     )
 
 
 def _schedule_row(plan: "SchedulePlan", is_timed: bool) -> tuple[str, ...]:
     return (
-        plan.name,
-        f"{plan.idle_fraction:.1%}",
+        plan.schedule,
+        f"{plan.idle:.1%}",
         *([_milliseconds(plan.step_seconds or 0.0)] if is_timed else []),
         " ".join(map(str, plan.live_micro_batches)),
         ", ".join(map(byte_size, plan.process_bytes)),
@@ -285,12 +270,7 @@ def _schedule_row(plan: "SchedulePlan", is_timed: bool) -> tuple[str, ...]:
     )
 
 
-def _tensor(tensor: Any) -> str:
-    back = "" if tensor.has_gradient else ", without gradient"
-    return f"{tensor.name} ({'x'.join(map(str, tensor.shape))} {tensor.dtype}{back})"
-
-
-def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread: "SpreadPlan | None") -> Iterator[str]:
+def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread: "Plan | None") -> Iterator[str]:
     for name, reason in plan.impossible_schedules.items():
         yield f"Not possible: {name}. {reason}"
     if config.measure_stages:
@@ -302,7 +282,7 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread
     for schedule in plan.schedules:
         if any(schedule.older_weights_bytes):
             sizes = ", ".join(map(byte_size, schedule.older_weights_bytes))
-            yield f"Of the memory of {schedule.name}, {sizes} are older weights."
+            yield f"Of the memory of {schedule.schedule}, {sizes} are older weights."
     if plan.has_loops:
         yield "Not counted: operations and activations in loops, such as the steps of a recurrent layer."
     if grid.replicas > 1:
@@ -324,42 +304,17 @@ def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutCon
         "activation_compression": config.activation_compression,
         "shard": config.shard,
         "stages": [_stage_facts(stage) for stage in plan.stages],
-        "shared_variables": [dataclasses.asdict(shared) for shared in plan.shared],
-        "optimizer_state_bytes": [list(parts) for parts in plan.optimizer_parts],
-        "schedules": [_schedule_facts(schedule_plan) for schedule_plan in plan.schedules],
+        "shared_variables": plan.shared,
+        "optimizer_state_bytes": plan.optimizer_parts,
+        "schedules": [dataclasses.asdict(schedule_plan) for schedule_plan in plan.schedules],
         "impossible_schedules": dict(plan.impossible_schedules),
     }
 
 
 def _stage_facts(stage: "StagePlan") -> dict[str, Any]:
-    return {
-        "first_layer": stage.first,
-        "last_layer": stage.last,
-        "parameters": stage.parameters,
-        "bytes": {
-            "variables": stage.variable_bytes,
-            "gradients": stage.gradient_bytes,
-            "optimizer_state": stage.optimizer_bytes,
-            "activations": stage.activation_bytes,
-        },
-        "sent": [dataclasses.asdict(tensor) for tensor in stage.sent_tensors],
-        "sent_bytes": stage.sent_bytes,
-        "operations": stage.operations,
-        "forward_seconds": stage.seconds.forward if stage.seconds else None,
-        "backward_seconds": stage.seconds.backward if stage.seconds else None,
-    }
-
-
-def _schedule_facts(plan: "SchedulePlan") -> dict[str, Any]:
-    return {
-        "schedule": plan.name,
-        "idle": plan.idle_fraction,
-        "live_micro_batches": list(plan.live_micro_batches),
-        "process_bytes": list(plan.process_bytes),
-        "older_weights_bytes": list(plan.older_weights_bytes),
-        "message_bytes": list(plan.message_bytes),
-        "step_seconds": plan.step_seconds,
-    }
+    facts = dataclasses.asdict(stage) | {"sent_bytes": stage.sent_bytes}
+    del facts["reduced_bytes"]
+    return facts
 
 
 def _milliseconds(seconds: float) -> str:
@@ -367,24 +322,21 @@ def _milliseconds(seconds: float) -> str:
 
 
 def print_server_layout(config: LayoutConfig, output: Output) -> int:
-    """Prints the plan."""
+    """Prints the plan of parameter servers; returns the exit code."""
     load_tensorflow()
     from tfdist import keras_internals
     from tfdist.parameter_server.embedding_tables import is_table
     from tfdist.parameter_server.servers import loads, placement_of
-    from tfdist.planning.layout_plan import planned_model
 
-    staleness = parse_staleness(config.staleness)
-    workers, servers = 1 if staleness.whole_batches else config.processes, max(config.servers, 1)
-    step_examples = -(-config.batch_size // (workers * config.accumulate_steps))
-    abstract_model = planned_model(config)
-    plan = abstract_model.plan(Mesh({_AXIS: workers}), {"batch": _AXIS}, Shard(axis=_AXIS), step_examples * workers)
+    staleness, servers = parse_staleness(config.staleness), max(config.servers, 1)
+    abstract_model, plan, examples = _replicated_plan(config, 1 if staleness.whole_batches else config.processes)
+    model = abstract_model.model
     plans = {id(variable): planned for variable, planned in zip(abstract_model.variables, plan.variables, strict=True)}
-    states = keras_internals.moving_statistics(abstract_model.model) if staleness.has_server_states else []
-    server_variables = [*abstract_model.model.trainable_variables, *states]
+    states = keras_internals.moving_statistics(model) if staleness.has_server_states else []
+    server_variables = [*model.trainable_variables, *states]
     tables = {
         id(keras_internals.kernel_of(layer))
-        for layer in keras_internals.layers_of(abstract_model.model)
+        for layer in keras_internals.layers_of(model)
         if is_table(layer, config.min_table_bytes, servers)
     }
     rows = {n: variable.shape[0] for n, variable in enumerate(server_variables) if id(variable) in tables}
@@ -392,7 +344,7 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
     placement = placement_of([(v.path, v.bytes) for v in server_plans], rows, servers, config.shard_variables)
     placements = list(zip(server_plans, placement, strict=True))
     variable_loads = loads([v.bytes for v in server_plans], placement, rows, servers)
-    state_loads = loads([v.bytes * v.slots for v in server_plans], placement, rows, servers)
+    state_loads = loads([v.optimizer_bytes for v in server_plans], placement, rows, servers)
     table_bytes = sum(variable.bytes for variable, server in placements if server < 0)
     totals = plan.totals()
     facts = {
@@ -407,11 +359,8 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
             "gradients": totals["gradients"] - table_bytes,
             "activations": totals["activations"],
         },
-        "variables": [
-            {"path": v.path, "shape": list(v.shape), "bytes": v.bytes, "server": None if server < 0 else server}
-            for v, server in placements
-        ],
-        "step_examples": step_examples,
+        "variables": [_variable_facts(v) | {"server": None if server < 0 else server} for v, server in placements],
+        "step_examples": examples,
     }
     for line in _server_lines(placements, facts):
         output.line(line)
@@ -419,26 +368,19 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
     return 0
 
 
-def _server_row(variable: "VariablePlan", server: int) -> tuple[str, ...]:
-    shape, sizes = "x".join(map(str, variable.shape)), (variable.bytes, variable.slots * variable.bytes)
-    return (variable.path, shape, *map(byte_size, sizes), "by rows" if server < 0 else str(server))
-
-
 def _server_lines(placements: "list[tuple[VariablePlan, int]]", facts: Mapping[str, Any]) -> Iterator[str]:
     workers, servers = count_of(facts["workers"], "worker"), count_of(len(facts["servers"]), "server")
     yield f"{facts['strategy']} with {workers} and {servers}, at most {facts['step_examples']} examples of a step per worker"
-    yield from text_table(
-        [("variable", "shape", "bytes", "optimizer", "server"), *itertools.starmap(_server_row, placements)]
-    )
+    rows = [
+        _variable_row(v, byte_size(v.optimizer_bytes), "by rows" if server < 0 else str(server))
+        for v, server in placements
+    ]
+    yield from text_table([("variable", "shape", "bytes", "optimizer", "server"), *rows])
     for number, server in enumerate(facts["servers"]):
         variables, state = map(byte_size, server.values())
         yield f"On server {number}: variables {variables}, optimizer state {state}"
     sizes = {kind: byte_size(size) for kind, size in facts["worker_bytes"].items()}
     table_suffix = ", and the rows of tables that a step uses" if any(server < 0 for _, server in placements) else ""
-    yield (
-        "On each worker: "
-        + ", ".join(f"{kind} {size}" for kind, size in sizes.items())
-        + f", no optimizer state{table_suffix}"
-    )
+    yield f"On each worker: {', '.join(f'{kind} {size}' for kind, size in sizes.items())}, no optimizer state{table_suffix}"
     pulled_size = byte_size(sum(variable.bytes for variable, server in placements if server >= 0))
     yield f"For a step, a worker pulls {pulled_size} and pushes gradients of {sizes['gradients']}{table_suffix}."

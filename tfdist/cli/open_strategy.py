@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,19 +21,6 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import Preempted
 from tfdist.reporting.environment import versions
-
-
-class RunningStrategy(NamedTuple):
-    """A running strategy.
-
-    Attributes:
-      config: the configuration, with the name of the strategy instead of "auto".
-      detection: the name of the strategy, and why it was chosen.
-    """
-
-    config: Any
-    detection: Detection
-    strategy: Strategy
 
 
 def choose(config: Any, context: ProcessContext) -> Detection:
@@ -60,7 +47,7 @@ def running_strategy(
     context: ProcessContext | None = None,
     end_timeout_seconds: float = math.inf,
     more_options: Mapping[str, Any] = MappingProxyType({}),
-) -> Iterator[RunningStrategy]:
+) -> Iterator[tuple[Any, Detection, Strategy]]:
     """Starts the strategy and checks that all processes have the same flags and versions.
 
     The outcome of the body is reported to the other processes. If one of them is lost, this process exits with code 5.
@@ -70,6 +57,9 @@ def running_strategy(
       context: the context of this process; detected by default.
       end_timeout_seconds: how long a finished process waits for the others; not limited by default.
       more_options: additional options of the strategy.
+
+    Yields:
+      The configuration, with the name of the strategy instead of "auto"; this name and the reason of the choice; the strategy.
     """
     context = context or detect_context(config)
     detection = choose(config, context)
@@ -90,20 +80,14 @@ def running_strategy(
             detection = dataclasses.replace(detection, reason=f"{detection.reason} {strategy.communication}")
         strategy.group.agree("flags", shared_flags)
         strategy.group.agree("versions", versions(), "version of ")
-        with _final_barrier(strategy.group, end_timeout_seconds):
-            yield RunningStrategy(config, detection, strategy)
+        try:
+            yield config, detection, strategy
+        except Preempted:
+            strategy.group.barrier("end", deadline=end_timeout_seconds)
+            raise
+        # Who finishes early waits; otherwise the last collectives of the others would fail.
+        strategy.group.barrier("end", deadline=end_timeout_seconds)
     strategy.close()
-
-
-@contextmanager
-def _final_barrier(group: Group, seconds: float) -> Iterator[None]:
-    """Makes processes that finish or save early wait; otherwise the last collectives of the others would fail."""
-    try:
-        yield
-    except Preempted:
-        group.barrier("end", deadline=seconds)
-        raise
-    group.barrier("end", deadline=seconds)
 
 
 def _options(config: Any, detection: Detection) -> dict[str, Any]:

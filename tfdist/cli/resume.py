@@ -64,20 +64,28 @@ def origin(
       InputError: there is no checkpoint to resume from although one was requested, the checkpoint is of another run, or the
         directory contains other files.
     """
-    if overwrites(directory, flags, job_name):
-        return _overwriting_origin(resume, directory, flags)
-    is_own_run = _is_own_run(resume, directory, job_name)
+    is_overwritten = overwrites(directory, flags, job_name)
+    is_own_run = not is_overwritten and _is_own_run(resume, directory, job_name)
     if not is_own_run:
-        _check_empty(directory)
+        if not is_overwritten:
+            _check_empty(directory)
         if resume in (AUTO, NEVER):
             return Origin([], False)
     checkpoints = (
         _run_checkpoints(directory, flags["commit_dir"], complete_commits) if is_own_run else checkpoints_at(resume)
     )
+    if is_overwritten and any(belongs_to_run(path, directory) for path in checkpoints):
+        raise InputError(
+            "A run cannot start from a checkpoint that it deletes. Received: "
+            f"--overwrite with --resume={resume}, which is in {directory.path}. Give another --output_dir."
+        )
     if checkpoints:
         check_flags(checkpoints, flags)
     elif not is_own_run:
-        raise _nothing_to_resume(resume)
+        raise InputError(
+            "--resume must be auto, never, or the directory of a checkpoint or of a run with checkpoints. Received: "
+            f"{resume}. A run's checkpoints are in its directory `checkpoints`."
+        )
     elif directory.is_done or _has_other_flags(directory, flags):
         _check_empty(directory)  # raises: a finished run or another run must not be overwritten
     return Origin([str(path) for path in checkpoints], is_own_run)
@@ -142,27 +150,6 @@ def _is_own_run(resume: str, directory: RunDirectory, job_name: str) -> bool:
     # The same command resumes a run that started with its flag.
     is_same_command = resume != NEVER and directory.last_flags().get("resume") == resume
     return _is_restart(directory, job_name) or resume == AUTO or is_same_command
-
-
-def _nothing_to_resume(resume: str) -> InputError:
-    return InputError(
-        "--resume must be auto, never, or the directory of a checkpoint or of a run with checkpoints. Received: "
-        f"{resume}. A run's checkpoints are in its directory `checkpoints`."
-    )
-
-
-def _overwriting_origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any]) -> Origin:
-    checkpoints = [] if resume in (AUTO, NEVER) else checkpoints_at(resume)
-    if any(belongs_to_run(path, directory) for path in checkpoints):
-        raise InputError(
-            "A run cannot start from a checkpoint that it deletes. Received: "
-            f"--overwrite with --resume={resume}, which is in {directory.path}. Give another --output_dir."
-        )
-    if checkpoints:
-        check_flags(checkpoints, flags)
-    elif resume not in (AUTO, NEVER):
-        raise _nothing_to_resume(resume)
-    return Origin([str(path) for path in checkpoints], False)
 
 
 def _check_empty(directory: RunDirectory) -> None:

@@ -23,17 +23,19 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import check_can_transfer, hosts, share
 from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.early_checks import ProcessContext
+from tfdist.cli.output import Output
 from tfdist.cluster.terminal import can_overwrite
+from tfdist.config.conflicts import Job, effect_warnings
 from tfdist.config.decay import Plateau
-from tfdist.config.effects import Job, effect_warnings
 from tfdist.config.fields import field_names, replace_fields, unsafe_fields
 from tfdist.config.spec import call_user_function, load_object, parse
 from tfdist.config.staleness import REPLAY
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.group import long_timeout
-from tfdist.data import catalog, steps_in_epochs
+from tfdist.data import catalog, rows, steps_in_epochs
 from tfdist.data.augmentations import parse_augmentations
 from tfdist.data.batch_schedule import GLOBAL
+from tfdist.data.row_partition import apportion
 from tfdist.distribution.factory import declaration
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection
@@ -58,7 +60,7 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.storage import path_of, storage_of
 from tfdist.synchronization.federated import divide_among_clients
 from tfdist.synchronization.server_updates import recorded_run, recorded_updates
-from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau, check_monitored_metrics
+from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
@@ -80,7 +82,6 @@ def warn_about_flags(config: Any, strategy: Strategy, model: keras.Model | None 
         return
     job = Job(
         replicas=strategy.replicas,
-        processes=strategy.cluster.size,
         sums_gradients=strategy.sums_gradients,
         has_batch_norm=model is None
         or any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_internals.layers_of(model)),
@@ -102,17 +103,6 @@ def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
         *([ReduceLROnPlateau(**dataclasses.asdict(decay))] if isinstance(decay, Plateau) else []),
         *_user_callbacks(config.callbacks, config.output_dir),
     ]
-
-
-def check_metrics(
-    config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback], trainer: Trainer, evaluates: bool
-) -> None:
-    """Checks the metrics of `--best`, `--early_stopping` and `--decay=plateau` before the run has a directory.
-
-    Raises:
-      InputError: the run does not measure one of them, or the better direction is not known.
-    """
-    check_monitored_metrics(callbacks, config.best, trainer.program, evaluates)
 
 
 def _user_callbacks(text: str, output_dir: str) -> Sequence[Any]:
@@ -228,24 +218,14 @@ def _gradient_options(config: TrainConfig) -> dict[str, Any]:
 # The directory, and the checkpoints from which the run resumes
 
 
-class Target(NamedTuple):
-    """The directory of a run, and the checkpoints from which it resumes.
-
-    Attributes:
-      directory: directory of the run.
-      config: the run's configuration, with this directory.
-      origin: checkpoints to resume from.
-      finished_message: message to print instead of training if the run has finished; else empty.
-    """
-
-    directory: RunDirectory
-    config: TrainConfig
-    origin: resume.Origin
-    finished_message: str = ""
-
-
-def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) -> Target:
+def choose_target(
+    session: Session, decision: tuple[str, resume.Origin] | None
+) -> tuple[TrainConfig, resume.Origin, str]:
     """Chooses the directory and the origin of a run, without writing anything; every process must call it.
+
+    Returns:
+      The configuration, with the directory; the checkpoints to resume from; and the message to print instead of training if the
+      run has finished, else "".
 
     Raises:
       InputError: the directory contains something else, there is nothing to resume from although that was requested, or a
@@ -267,7 +247,7 @@ def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) 
         decision = resume.decide(config, directory)
     with long_timeout(_SLOW_DISK) as deadline:
         message, origin = strategy.group.broadcast("origin", decision, deadline)
-    return Target(directory, config, resume.Origin(*origin), message)
+    return config, resume.Origin(*origin), message
 
 
 def _replay_problem(session: Session) -> str:
@@ -297,23 +277,23 @@ def _replay_problem(session: Session) -> str:
 
 
 def _begin(
-    session: Session, target: Target, trainer: Trainer, stack: contextlib.ExitStack
+    session: Session, config: TrainConfig, early_origin: resume.Origin, trainer: Trainer, stack: contextlib.ExitStack
 ) -> tuple[Checkpoints, NullLedger]:
     """Locks the directory, restores the trainer's state and records the start; every process must call it.
 
     Returns:
       The manager of checkpoints, and the ledger of the examples that this process uses.
     """
-    strategy, directory = session.strategy, target.directory
+    strategy, directory = session.strategy, RunDirectory(path_of(config.output_dir))
     if strategy.is_chief:
         directory.make()
         _lock_directory(directory, stack)
         clean_partial(directory.checkpoints)
-    origin = _confirm_origin(target, strategy)
-    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), resume.restarted_job()):
+    origin = _confirm_origin(config, directory, early_origin, strategy)
+    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), resume.restarted_job()):
         directory.clear()
         _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
-    config = replace_fields(target.config, overwrite=False)  # a repeated or resumed run deletes nothing
+    config = replace_fields(config, overwrite=False)  # a repeated or resumed run deletes nothing
     _restore(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
     commits = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
@@ -365,9 +345,10 @@ def _lock_owner(directory: RunDirectory) -> str:
         return f"none: {error.strerror}"
 
 
-def _confirm_origin(target: Target, strategy: Strategy) -> resume.Origin:
+def _confirm_origin(
+    config: TrainConfig, directory: RunDirectory, early_origin: resume.Origin, strategy: Strategy
+) -> resume.Origin:
     """Decides on the origin again: another process may have ended or started here while the model was built."""
-    directory, config, early_origin, _ = target
     commits, complete_commits = _last_commits(config, directory, strategy)
     decision = None
     if strategy.is_chief:
@@ -563,7 +544,12 @@ class Run(NamedTuple):
 
 @contextmanager
 def open_run(
-    session: Session, target: Target, trainer: Trainer, findings: Sequence[tuple[str, str]], *, loading_seconds: float
+    session: Session,
+    config: TrainConfig,
+    origin: resume.Origin,
+    trainer: Trainer,
+    findings: Sequence[tuple[str, str]],
+    loading_seconds: float,
 ) -> Iterator[Run]:
     """Locks the directory of a run, restores its state, and records its start; every process must enter it.
 
@@ -572,9 +558,9 @@ def open_run(
         process writes to the directory, or it cannot be written.
     """
     strategy, rank = session.strategy, session.strategy.cluster.rank
-    directory, config = target.directory, target.config
+    directory = RunDirectory(path_of(config.output_dir))
     with contextlib.ExitStack() as stack:
-        checkpoints, ledger = _begin(session, target, trainer, stack)
+        checkpoints, ledger = _begin(session, config, origin, trainer, stack)
         resumed_from = trainer.train_state.resumed_from
         stack.enter_context(python_logging.setup(rank, directory.log(rank)))
         _log.info("%s", session.detection.reason, extra=python_logging.ONLY_IN_FILE)
@@ -584,11 +570,16 @@ def open_run(
         log_options = python_logging.ONLY_IN_FILE if can_overwrite(sys.stderr) else {}
         _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=log_options)
         warn_about_flags(config, strategy, trainer.model)
+        reporter, profile = Reporter(), NullProfile(config.profile_steps)
         if strategy.is_chief:
             _warn_of_lost_progress(resumed_from, config, directory)
+            loggers = make_loggers(config.parsed.loggers, LoggedRun(directory, dataclasses.asdict(config)))
+            reporter = chief_reporter(directory, sys.stderr, directory.records(), loggers)
+            if config.profile_steps:
+                profile = ProfileWindow(config.profile_steps, directory.tensorboard)
         reporting = Reporting(
-            reporter=_reporter(config, directory) if strategy.is_chief else Reporter(),
-            profile=_profile(config.profile_steps, directory, strategy.is_chief),
+            reporter=reporter,
+            profile=profile,
             ledger=ledger,
             strategy_reason=session.detection.cause,
             record_all_reduce_table=lambda table: directory.write(directory.all_reduce_table, table.encode()),
@@ -598,15 +589,6 @@ def open_run(
         )
         with _close_reporter(reporting.reporter):
             yield Run(directory, strategy.is_chief, checkpoints, reporting, time.monotonic())
-
-
-def _reporter(config: TrainConfig, directory: RunDirectory) -> Reporter:
-    loggers = make_loggers(config.parsed.loggers, LoggedRun(directory, dataclasses.asdict(config)))
-    return chief_reporter(directory, sys.stderr, directory.records(), loggers)
-
-
-def _profile(steps: str, directory: RunDirectory, is_chief: bool) -> NullProfile:
-    return ProfileWindow(steps, directory.tensorboard) if steps and is_chief else NullProfile(steps)
 
 
 def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: RunDirectory) -> None:
@@ -679,3 +661,68 @@ def _best(records: Sequence[Mapping[str, Any]]) -> str:
     metric = next(iter(main_metrics(evaluations[-1])), "loss")
     best = best_evaluation(evaluations, metric)
     return f"{metric} {best[1]:.4f} at step {best[0]}" if best else ""
+
+
+# The output of `--dry_run`: the flags of a run, and the division of its batch and steps
+
+
+def describe(session: Session, trainer: Trainer, output: Output) -> None:
+    """Prints a description of a run on the chief; every process must call it. The trainer must be built."""
+    config, strategy = session.config, session.strategy
+    hosts = open_strategy.hosts(strategy)
+    if not strategy.is_chief:
+        return
+    size = session.data.train.size
+    trainer.batch_schedule(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
+    parts = strategy.batch_parts
+    micro_steps = strategy.micro_batches or config.accumulate_steps
+    weights = config.parsed.balance.weights
+    equal_counts = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
+    replica_rows = apportion(config.batch_size, weights) if weights else equal_counts
+    steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
+    facts = {
+        "flags": dataclasses.asdict(config),
+        "strategy": config.strategy,
+        "reason": session.detection.reason,
+        "processes": strategy.cluster.size,
+        "hosts": hosts,
+        "replicas": parts,
+        "global_batch_examples": config.batch_size,
+        "replica_batch_examples": sorted(set(replica_rows)),
+        "micro_batch_examples": _shares(replica_rows, micro_steps),
+        "micro_steps_per_step": micro_steps,
+        "training_examples": size,
+        "test_examples": session.data.test.size if session.data.test else None,
+        "steps": steps,
+        "epochs": steps * config.batch_size / size,
+        "parameters": trainer.model.count_params(),
+    }
+    output.line(flags.flags_text(config).removesuffix("\n"))
+    for name, value in _format_facts(facts).items():
+        output.line(f"{name:>15}: {value}")
+    output.result(facts)
+
+
+def _format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "strategy": facts["reason"],
+        "processes": f"{facts['processes']} on {', '.join(dict.fromkeys(facts['hosts']))}",
+        "replicas": str(facts["replicas"]),
+        "global batch": f"{facts['global_batch_examples']} examples",
+        "per replica": f"{_join_with_or(facts['replica_batch_examples'])} examples",
+        "per micro-step": f"{_join_with_or(facts['micro_batch_examples'])} examples, {facts['micro_steps_per_step']} per step",
+        "training set": f"{facts['training_examples']} examples",
+        "test set": "none" if facts["test_examples"] is None else f"{facts['test_examples']} examples",
+        "steps": f"{facts['steps']} ({facts['epochs']:.2f} epochs)",
+        "parameters": f"{facts['parameters']:,}",
+    }
+
+
+def _shares(counts: Sequence[int], micro_steps: int) -> list[int]:
+    """Returns the distinct numbers of rows in a micro-step of any replica, in ascending order."""
+    parts = [rows(count, part, micro_steps)[1] for count in counts for part in range(min(micro_steps, count))]
+    return sorted(set(parts))
+
+
+def _join_with_or(numbers: Sequence[int]) -> str:
+    return " or ".join(map(str, numbers))

@@ -8,18 +8,16 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from tfdist.cli import flags
 from tfdist.cli.early_checks import ProcessContext, check_cluster
-from tfdist.cluster.environment import Cluster
 from tfdist.config.search import BatchSizeSearch, LearningRateSearch
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError, byte_size
 from tfdist.launcher.job import Job
 from tfdist.planning import batch_size
-from tfdist.planning.rate_curve import plot_batch_sizes
 from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.run_directory import FIND, RunDirectory, default_path
@@ -58,82 +56,60 @@ def _check_directory(folder: StoragePath) -> None:
     RunDirectory(folder).make()
 
 
-def _write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig, png: bytes) -> None:
-    """Writes the result of a search."""
+def _write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig) -> None:
+    """Writes the result of a search as JSON."""
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name != "output_dir"}
     facts = {"schema": _SCHEMA, **results, "flags": flags}
-    for path, contents in (
-        (folder / f"{name}.json", f"{json.dumps(facts, indent=2)}\n".encode()),
-        (folder / f"{name}.png", png),
-    ):
-        with reraise_as_write_error(path):
-            storage_of(path).replace(path, contents)
+    _write_file(folder / f"{name}.json", f"{json.dumps(facts, indent=2)}\n".encode())
 
 
-class Facts(NamedTuple):
-    """Properties of a trial's job, read from its run directory.
-
-    Attributes:
-      examples: number of training examples.
-      replicas: number of replicas.
-      strategy: name of the strategy.
-    """
-
-    examples: int
-    replicas: int
-    strategy: str
+def _write_file(path: StoragePath, contents: bytes) -> None:
+    with reraise_as_write_error(path):
+        storage_of(path).replace(path, contents)
 
 
 class TrainingTrials:
     """Prepares trials.
 
     Attributes:
-      facts: properties of the last successful trial; None before the first one.
+      facts: numbers of training examples and replicas, and the strategy, of the last successful trial; empty before.
       was_short: whether its steps took too little time to measure their speed; the next trial has more steps.
     """
 
     def __init__(self, config: TrainConfig, search: BatchSizeSearch):
-        self.facts: Facts | None = None
+        self.facts: dict[str, Any] = {}
         self.was_short = False
         self._config, self._search, self._timed_steps = config, search, search.steps // 2
 
     def __call__(self, batch_size: int, folder: pathlib.Path) -> TrialProgram:
         """Prepares a trial with files in `folder`."""
-        run, file = folder / "run", folder / "flags.txt"
-        file.write_text(flags.flags_text(self._trial_config(batch_size)))
-        command = [sys.executable, "-m", "tfdist.train", f"--flagfile={file}", f"--output_dir={run}"]
-        return TrialProgram(lambda rank: command, self._reader(run))
-
-    def _trial_config(self, batch_size: int) -> TrainConfig:
-        timed_steps = self._timed_steps
-        return dataclasses.replace(
+        steps, run, file = self._timed_steps, folder / "run", folder / "flags.txt"
+        config = dataclasses.replace(
             self._config,
             **{name: getattr(TrainConfig, name) for name in _UNTRIED_FLAGS},
             loggers="",
             measure_every=0,
             batch_size=batch_size,
-            steps=2 * timed_steps,
+            steps=2 * steps,
             epochs=0,
-            log_every=timed_steps,
-            eval_every=2 * timed_steps + 1,
+            log_every=steps,
+            eval_every=2 * steps + 1,
         )
+        file.write_text(flags.flags_text(config))
+        command = [sys.executable, "-m", "tfdist.train", f"--flagfile={file}", f"--output_dir={run}"]
+        return TrialProgram(lambda rank: command, lambda: self._read(RunDirectory(path_of(run))))
 
-    def _adapt(self, step_seconds: float) -> None:
-        """Adapts the number of steps to their duration; a batch of twice the size takes at most twice as long."""
+    def _read(self, directory: RunDirectory) -> float:
+        """Returns the speed of a trial, and adapts the number of steps of the next one to their duration."""
+        start = directory.read_starts()[-1]
+        self.facts = {name: start[name] for name in ("examples", "replicas", "strategy")}
+        last_record = [record for record in directory.records() if record["kind"] == "train"][-1]
+        step_seconds = float(last_record["step_seconds"])
+        # A batch of twice the size takes at most twice as long.
         self.was_short = step_seconds * self._timed_steps < _SECONDS / 2 and self._timed_steps < _MAX_STEPS
         required_steps = math.ceil(_SECONDS / max(step_seconds, 1e-6))
         self._timed_steps = min(max(self._search.steps // 2, required_steps), _MAX_STEPS)
-
-    def _reader(self, run: pathlib.Path) -> Callable[[], float]:
-        def read() -> float:
-            directory = RunDirectory(path_of(run))
-            start = directory.read_starts()[-1]
-            self.facts = Facts(start["examples"], start["replicas"], start["strategy"])
-            last_record = [record for record in directory.records() if record["kind"] == "train"][-1]
-            self._adapt(float(last_record["step_seconds"]))
-            return float(last_record["examples_per_second"])
-
-        return read
+        return float(last_record["examples_per_second"])
 
 
 def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: ProcessContext) -> int:
@@ -144,7 +120,13 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.
     """
-    _check_single_process(search, context.cluster)
+    cluster = context.cluster
+    if cluster.size > 1:
+        raise InputError(
+            "A search for the batch size must run in one process, which starts those of its trials. Received: a process "
+            f"of a job of {cluster.size} ({cluster.source}). Leave out the launcher, and give "
+            f'--find="batch_size(processes={cluster.local_size})".'
+        )
     if 0 < search.max < config.batch_size:
         raise InputError(
             f"A search for the batch size starts at --batch_size, which must be at most max. Received: "
@@ -161,20 +143,18 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
         result = batch_size.search(
             lambda size: _run_trial(trials, training, size),
             config.batch_size,
-            lambda: search.max or (training.facts.examples if training.facts else 0),
+            lambda: search.max or training.facts.get("examples", 0),
             memory,
             lambda trial: print(_row(trial), flush=True),
         )
-    results = {**result.to_json(), **(training.facts._asdict() if training.facts else {})}
-    title = f"Speed and memory by batch size: {config.model}, {config.strategy}"
-    _write(folder, search.name, results, config, plot_batch_sizes(result, title))
+    _write(folder, search.name, result.to_json() | training.facts, config)
     print(result.describe())
     if result.fastest:
         print(
             f"Train with --batch_size={result.fastest.batch_size}. The best learning rate depends on it: search with "
             f"--find=learning_rate --batch_size={result.fastest.batch_size}."
         )
-    print(folder / f"{search.name}.png", flush=True)
+    print(folder / f"{search.name}.json", flush=True)
     return 0 if result.fastest else ExitCode.OUT_OF_MEMORY
 
 
@@ -195,15 +175,6 @@ def _row(trial: Trial) -> str:
     if trial.failure:
         return f"{trial.batch_size:>10}  {'-':>10}  {'-':>10}  {trial.failure}"
     return f"{trial.batch_size:>10}  {trial.examples_per_second:>10.0f}  {byte_size(trial.memory_bytes):>10}"
-
-
-def _check_single_process(search: BatchSizeSearch, cluster: Cluster) -> None:
-    if cluster.size > 1:
-        raise InputError(
-            "A search for the batch size must run in one process, which starts those of its trials. Received: a process "
-            f"of a job of {cluster.size} ({cluster.source}). Leave out the launcher, and give "
-            f'--find="batch_size(processes={cluster.local_size})".'
-        )
 
 
 def search_learning_rate(config: TrainConfig, search: LearningRateSearch, context: ProcessContext) -> int:
@@ -241,8 +212,8 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
                 checks=Checks.from_config(config),
             )
         if strategy.is_chief:
-            figure = plot_learning_rates(result)
-            _write(folder, search.name, result.to_json(), config, figure)
+            _write(folder, search.name, dataclasses.asdict(result), config)
+            _write_file(folder / f"{search.name}.png", plot_learning_rates(result))
             print(result.describe())
             if result.suggestion is not None:
                 print(_usage(config, result.suggestion))
@@ -265,11 +236,7 @@ def _usage(config: TrainConfig, rate: float) -> str:
 
 
 def run(config: TrainConfig, context: ProcessContext) -> int:
-    """Runs the search of `--find`, prints the result, and writes it to the output directory; returns the exit code.
-
-    Raises:
-      InputError: the output directory cannot be used, or the search is not possible here.
-    """
+    """Runs the search of `--find`, prints the result, and writes it to the output directory; returns the exit code."""
     search = config.parsed.find
     if isinstance(search, BatchSizeSearch):
         return search_batch_size(config, search, context)

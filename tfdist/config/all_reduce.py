@@ -134,15 +134,11 @@ def parse_all_reduce(text: str) -> AllReduce:
     Raises:
       InputError: `text` has none of these forms.
     """
-    spec = parse(_quote_table(text))
+    match = _BARE_TABLE.fullmatch(text)
+    spec = parse(f"{AUTO}(table={match[1]!r})" if match else text)
     if spec.name not in (*ALGORITHMS, AUTO):
         raise InputError(f"{spec.name} is not an all-reduce algorithm.{nearest(spec.name, (*ALGORITHMS, AUTO))}")
     table = call((lambda table=None: table) if spec.name == AUTO else lambda: None, spec)
     if "table" in spec.args and (not isinstance(table, str) or not table):
         raise InputError(f"table must be the name of a file. Received: {table!r}. Write auto(table='all_reduce.csv').")
     return AllReduce(spec.name, table or "")
-
-
-def _quote_table(text: str) -> str:
-    match = _BARE_TABLE.fullmatch(text)
-    return f"{AUTO}(table={match[1]!r})" if match else text

@@ -1,10 +1,12 @@
-"""Checks for combinations of flags that are not allowed; each has a condition, and a rule with a remedy."""
+"""Checks for combinations of flags that are not allowed, and warnings about flags without effect."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from tfdist.config.all_reduce import AUTO, parse_all_reduce
 from tfdist.config.decay import DECAYS
+from tfdist.config.pipeline import NO_FLUSH_SCHEDULES
 from tfdist.config.rules import GRADIENT_METHODS, has_gradient_method, is_auto
 from tfdist.config.search import LearningRateSearch
 from tfdist.config.staleness import BACKUP, QUORUM, SSP
@@ -46,16 +48,19 @@ _EXCLUDING_FLAGS: tuple[tuple[str, Callable[[Any], Any], Refusals], ...] = (
     ("sync", lambda c: c.parsed.sync.trains_clients, _CLIENTS),
     ("find", lambda c: c.find, _SEARCH),
 )
+# Flags that need another one.
+_NEEDED = {
+    "check_sync": "check_sync_every",
+    "commit_dir": "commit_every",
+    "compression_max_error": "compression_check_every",
+    "shard_axis": "shard",
+    "warmup_start": "warmup_steps",
+}
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("steps", "epochs"),
         lambda c: c.steps and c.epochs,
         "The length of a run is given in steps or in epochs: one of --steps and --epochs must be 0.",
-    ),
-    (
-        ("shard_axis", "shard"),
-        lambda c: c.shard_axis and c.shard == "none",
-        "--shard_axis needs --shard: add --shard=optimizer, gradients or parameters or leave out --shard_axis.",
     ),
     (
         ("jit_compile", "batch_norm"),
@@ -67,11 +72,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         lambda c: (c.lr_scaling != "none") != bool(c.base_batch_size),
         "Learning-rate scaling needs the batch size for which --learning_rate was tuned: give both --lr_scaling and "
         "--base_batch_size or neither.",
-    ),
-    (
-        ("warmup_start", "warmup_steps"),
-        lambda c: c.warmup_start and not c.warmup_steps,
-        "A warmup needs steps: add --warmup_steps or leave out --warmup_start.",
     ),
     (
         ("decay", "warmup_steps"),
@@ -106,17 +106,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "Workers that compute different steps cannot normalize over all workers: leave out --batch_norm or --staleness.",
     ),
     (
-        ("sync", "compression"),
-        lambda c: c.parsed.sync.exchanges_weights and has_gradient_method(c.parsed.compression),
-        f"{' and '.join(GRADIENT_METHODS)} are for gradients, not for the changes of weights that are exchanged: use another "
-        "--compression, such as int8, or --sync=every_step.",
-    ),
-    (
-        ("sync", "ema"),
-        lambda c: c.parsed.sync.has_center and c.ema,
-        "The center that easgd evaluates is an average over steps already: leave out --ema or use another --sync.",
-    ),
-    (
         ("loss_scale", "precision"),
         lambda c: c.loss_scale and c.precision != "mixed_float16",
         "Only float16 needs a loss scale: add --precision=mixed_float16 or leave out --loss_scale.",
@@ -125,11 +114,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         ("precision", "float64"),
         lambda c: c.float64 and c.precision != "float32",
         "--float64 sets the precision: leave out --precision or --float64.",
-    ),
-    (
-        ("commit_dir", "commit_every"),
-        lambda c: c.commit_dir and not c.commit_every,
-        "--commit_dir needs an interval between commits: add --commit_every or leave out --commit_dir.",
     ),
     (
         ("clip_norm", "clip_value"),
@@ -146,12 +130,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         lambda c: c.accumulate_steps > 1 and c.batch_norm == "synchronized",
         "Synchronized normalization computes its moments over all rows at once, but accumulation splits the rows: use "
         "--batch_norm=local or --accumulate_steps=1.",
-    ),
-    (
-        ("compression_max_error", "compression_check_every"),
-        lambda c: c.compression_max_error and not c.compression_check_every,
-        "A limit on the compression error needs a check: add --compression_check_every or leave out "
-        "--compression_max_error.",
     ),
     (
         ("learning_rate", "optimizer"),
@@ -193,6 +171,10 @@ def check_rules(config: Any, defaults: Any) -> None:
     for names, is_violated, rule in _RULES:
         if all(hasattr(config, name) for name in names) and is_violated(config):
             raise conflict_error(rule, config, names)
+    for name, other in _NEEDED.items():
+        flags = [flag for flag in (name, other) if hasattr(config, flag)]
+        if [getattr(config, flag) != getattr(defaults, flag) for flag in flags] == [True, False]:
+            raise conflict_error(f"--{name} needs --{other}: add it or leave out --{name}.", config, (name, other))
     for name, excludes, refusals in _EXCLUDING_FLAGS:
         if hasattr(config, name) and excludes(config):
             check_refusals(config, refusals, name, defaults)
@@ -226,8 +208,7 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
                 (field.name, "strategy"),
             )
     check_refusals(config, strategy.refuses, "strategy", type(config))
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    if rejection := find_rejected_option(values, strategy):
+    if rejection := find_rejected_option(vars(config), strategy):
         name, rule = rejection
         raise conflict_error(rule, config, (name, "strategy"))
     if strategy.check:
@@ -253,3 +234,127 @@ def flag_text(name: str, value: Any) -> str:
     """Returns `--name=value` in the form that the command line and `--flagfile` accept."""
     text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
     return f"--{name}={text}"
+
+
+# Flags that are set and have no effect in a job are harmless, but their user expects an effect: warnings.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """Properties of a job that decide whether a flag has an effect.
+
+    Attributes:
+      replicas: number of replicas.
+      sums_gradients: whether the engine itself sums gradients.
+      has_batch_norm: whether the model has batch normalization.
+      uses_data_dir: whether the data set takes `--data_dir`.
+    """
+
+    replicas: int
+    sums_gradients: bool = False
+    has_batch_norm: bool = True
+    uses_data_dir: bool = True
+
+
+class Effect(NamedTuple):
+    """The condition under which flags have an effect.
+
+    Attributes:
+      flags: names of the flags.
+      has_effect: takes the configuration and the `Job`; returns whether the flags have an effect.
+      reason: why it has no effect, and the remedy, as a clause.
+    """
+
+    flags: str
+    has_effect: Callable[[Any, Job], Any]
+    reason: str
+
+
+EFFECTS = (
+    Effect(
+        "bucket_mb bucket_order all_reduce topology measure_every",
+        lambda c, job: job.replicas > 1,
+        "one replica sends no gradients. Leave it out, or use several replicas",
+    ),
+    Effect(
+        "topology",
+        lambda c, job: parse_all_reduce(c.all_reduce).name in (AUTO, "hierarchical"),
+        "the all-reduce algorithm does not depend on hosts. Add --all_reduce=hierarchical, or leave it out",
+    ),
+    Effect(
+        "sync",
+        lambda c, job: job.replicas > 1 or c.parsed.sync.acts_on_one_replica,
+        "one replica exchanges nothing. Leave it out, or use several replicas",
+    ),
+    Effect(
+        "compression_check_every measure_every",
+        lambda c, job: not c.parsed.sync.exchanges_weights,
+        "no step sums gradients with this --sync. Leave it out",
+    ),
+    Effect(
+        "compression_min_bytes compression_check_every",
+        lambda c, job: c.compression != "none",
+        "nothing is compressed. Add --compression, or leave it out",
+    ),
+    Effect(
+        "measure_every",
+        lambda c, job: not isinstance(getattr(c.parsed, "pipeline_schedule", None), NO_FLUSH_SCHEDULES),
+        "communication is measured in steps that end with a flush. Leave it out, or use another --pipeline_schedule",
+    ),
+    Effect(
+        "check_sync_every",
+        lambda c, job: job.replicas > 1 or job.sums_gradients,
+        "with one replica, there is nothing to compare. Leave it out, or use several replicas",
+    ),
+    Effect(
+        "keep checkpoint_async checkpoint_strict",
+        lambda c, job: c.best or any(c.parsed.checkpoint_every),
+        "no checkpoint is saved, except on preemption. Add --checkpoint_every or --best, or leave it out",
+    ),
+    Effect(
+        "momentum_correction",
+        lambda c, job: c.parsed.optimizer.name != "sgd" or c.parsed.optimizer.args.get("momentum"),
+        "sgd has no momentum by default. Write --optimizer='sgd(momentum=0.9)', or leave it out",
+    ),
+    Effect("shard_min_elements", lambda c, job: c.shard != "none", "nothing is sharded. Add --shard, or leave it out"),
+    Effect(
+        "batch_norm",
+        lambda c, job: job.has_batch_norm,
+        "the model has no BatchNormalization layer. Leave it out, or add such layers",
+    ),
+    Effect(
+        "data_dir",
+        lambda c, job: job.uses_data_dir,
+        "the data set does not read files from there. Leave it out, or choose another --dataset",
+    ),
+)
+
+
+def effect_warnings(config: Any, job: Job, strategy: Declaration) -> list[str]:
+    """Returns a warning for each flag that differs from its default but has no effect, in field order.
+
+    The strategy must not be "auto". Flags that the configuration does not have are skipped.
+    """
+    warnings: dict[str, str] = {}
+    for name, reason in (*_unsupported_options(config, strategy), *_ineffective_flags(config, job)):
+        warnings.setdefault(name, f"{flag_text(name, getattr(config, name))} has no effect: {reason}.")
+    return [warnings[field.name] for field in dataclasses.fields(config) if field.name in warnings]
+
+
+def _unsupported_options(config: Any, strategy: Declaration) -> Iterator[tuple[str, str]]:
+    for field in dataclasses.fields(config):
+        flag = field.metadata["flag"]
+        is_other_option = flag.is_option and strategy.options is not None and field.name not in strategy.options
+        if is_other_option and not flag.neutral_values and getattr(config, field.name) != field.default:
+            names = " or ".join(strategies_with(field.name))
+            yield field.name, f"it is for --strategy={names}, and the strategy is {strategy.name}. Leave it out"
+
+
+def _ineffective_flags(config: Any, job: Job) -> Iterator[tuple[str, str]]:
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for flags, has_effect, reason in EFFECTS:
+        for flag in flags.split():
+            is_set = flag in defaults and getattr(config, flag) != defaults[flag]
+            is_off = flag == "measure_every" and is_set and not config.measure_every
+            if is_set and not is_off and not has_effect(config, job):
+                yield flag, reason

@@ -1,10 +1,8 @@
 """The names of the library's data sets, the locations of their files, and errors for missing files."""
 
-import functools
 import glob
 import hashlib
 import os
-from collections.abc import Callable
 
 from tfdist.config import spec
 from tfdist.errors import InputError, did_you_mean
@@ -65,20 +63,15 @@ def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
     return files
 
 
-_FILES: dict[str, Callable[[str, str, str | None], object]] = {
-    "csv": find_path,
-    "images": functools.partial(find_path, file_type="folder"),
-    "npz": find_path,
-    "tfrecord": matching_files,
-}
-
-
 def check_files(name: str, data_dir: str | None) -> None:
     """Raises `InputError` if the files of a data set are missing, without loading it or importing a library."""
     parsed = spec.parse(name)
     kind, _, argument = parsed.name.partition(":")
-    if kind in _FILES and (path := argument or parsed.args.get(COLON_ARGUMENTS[kind])):
-        _FILES[kind](kind, path, data_dir)
+    if COLON_ARGUMENTS.get(kind) == "path" and (path := argument or parsed.args.get("path")):
+        if kind == "tfrecord":
+            matching_files(kind, path, data_dir)
+        else:
+            find_path(kind, path, data_dir, "folder" if kind == "images" else "file")
 
 
 def checksum_of(content: bytes) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tfdist.config.monitor import MODES
 from tfdist.config.parameters import REQUIRED, Parameters, boolean, choice, integer, number, parameter, parse_kind
@@ -13,24 +13,22 @@ from tfdist.errors import is_number
 ANNEALS = ("cosine", "linear")
 
 
-def _is_metric(name: Any) -> bool:
-    return isinstance(name, str) and re.fullmatch(r"\w+", name) is not None
-
-
 @dataclasses.dataclass(frozen=True)
 class Decay(Parameters):
     """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag.
 
     Attributes:
       warmup_conflict: why a warmup is not supported, as a clause; empty if it is supported.
+      ends_with_run: whether the schedule depends on the number of steps of the run, whatever its parameters.
     """
 
     warmup_conflict: ClassVar[str] = ""
+    ends_with_run: ClassVar[bool] = False
 
     @property
     def needs_total_steps(self) -> bool:
         """Whether the schedule depends on the number of steps of the run."""
-        return False
+        return self.ends_with_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +46,8 @@ class FinalRateDecay(Decay):
       to: final learning rate as a fraction of the peak, in [0, 1].
     """
 
+    ends_with_run: ClassVar[bool] = True
     to: float = number(0.0, "[0, 1]")
-
-    @property
-    def needs_total_steps(self) -> bool:
-        return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +147,7 @@ class OneCycle(Decay):
 
     name: ClassVar[str] = "one_cycle"
     warmup_conflict: ClassVar[str] = "one_cycle begins with a rise of its own, pct_start of the run"
+    ends_with_run: ClassVar[bool] = True
     pct_start: float = number(0.3, "(0, 1)")
     div_factor: float = number(25.0, "[1, inf)")
     final_div_factor: float = number(1e4, "[1, inf)")
@@ -159,10 +155,6 @@ class OneCycle(Decay):
     cycle_momentum: bool = boolean(True)
     max_momentum: float = number(0.95, "[0, 1)")
     base_momentum: float = number(0.85, "[0, 1)")
-
-    @property
-    def needs_total_steps(self) -> bool:
-        return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +175,11 @@ class Plateau(Decay):
 
     warmup_conflict: ClassVar[str] = "plateau changes a rate that is constant otherwise"
     name: ClassVar[str] = "plateau"
-    monitor: str = parameter("val_loss", _is_metric, "the name of a metric, such as val_loss")
+    monitor: str = parameter(
+        "val_loss",
+        lambda x: isinstance(x, str) and bool(re.fullmatch(r"\w+", x)),
+        "the name of a metric, such as val_loss",
+    )
     mode: str = choice("auto", MODES)
     factor: float = number(0.1, "[0, 1)")
     patience: int = integer(10, 0, "evaluations")

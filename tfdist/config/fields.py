@@ -48,13 +48,9 @@ def check_name(flag: str, text: str, known_names: tuple[str, ...]) -> None:
         raise InputError(f"--{flag}={text} is not known.{nearest(name, suggestions)} {_remedy(name, known_names)}")
 
 
-def _is_directory(name: str) -> bool:
-    path = path_of(name)
-    return storage_of(path).is_directory(path)
-
-
 def _remedy(name: str, known_names: tuple[str, ...]) -> str:
-    kind = "images" if _is_directory(name) else _FILE_KINDS.get(os.path.splitext(name)[1], "")
+    path = path_of(name)
+    kind = "images" if storage_of(path).is_directory(path) else _FILE_KINDS.get(os.path.splitext(name)[1], "")
     if kind and f"{kind}:" in known_names:
         return f"Write {kind}:{name}."
     if name in _TFDS_NAMES and "tfds:" in known_names:

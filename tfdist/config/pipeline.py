@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from tfdist.config.fields import ANY_TEXT, AUTO, strategy_option
 from tfdist.config.layouts import check_axes
+from tfdist.config.mesh import Mesh
 from tfdist.config.parameters import Parameters, boolean, choice, integer, parse_kind
 from tfdist.errors import InputError
 
@@ -181,22 +182,15 @@ def check_pipeline(config: Any) -> None:
             "--layout=auto is for --strategy=mesh: for a pipeline, name the dims that the axis model shards, for example "
             "--layout=heads:model;ffn:model. Received: --layout=auto --strategy=pipeline."
         )
-    if config.mesh_shape:
-        mesh = config.parsed.mesh_shape
-        check_axes(mesh, config.layout)
-        if mesh.axes.get("model", 1) > 1:
-            check_axis_model(shard=config.shard, schedule=config.pipeline_schedule)
-            if getattr(config, "batch_norm", "local") == "synchronized" and mesh.axes.get("data", 1) > 1:
-                raise InputError(
-                    "A layer that is spread over an axis model cannot communicate with other replicas: use "
-                    "--batch_norm=local, or leave out the axis model or data. Received: --batch_norm=synchronized "
-                    f"--mesh_shape={mesh}."
-                )
-    elif config.layout:
-        raise InputError(
-            "The --layout of a pipeline needs an axis model in --mesh_shape. Received: "
-            f"--layout={config.layout} --mesh_shape=. Add for example stage:2;model:2."
-        )
+    mesh = config.parsed.mesh_shape or Mesh({})  # as many stages as processes
+    check_axes(mesh, config.layout)
+    if mesh.axes.get("model", 1) > 1:
+        check_axis_model(shard=config.shard, schedule=config.pipeline_schedule)
+        if getattr(config, "batch_norm", "local") == "synchronized" and mesh.axes.get("data", 1) > 1:
+            raise InputError(
+                "A layer that is spread over an axis model cannot communicate with other replicas: use --batch_norm=local, or "
+                f"leave out the axis model or data. Received: --batch_norm=synchronized --mesh_shape={mesh}."
+            )
 
 
 def check_axis_model(shard: str = "none", schedule: str = DEFAULT_SCHEDULE) -> None:

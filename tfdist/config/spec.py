@@ -62,7 +62,7 @@ def parse(text: str, words: Iterable[str] = ()) -> Spec:
     Raises:
       InputError: `text` does not follow the grammar; the message contains the column, counted from 1.
     """
-    text = _quote_words(text.strip(), words)
+    text = _quote_words(re.sub(r"[\r\n]", " ", text.strip()), words)  # so that columns are those of one line
     name = _NAME.match(text)
     if name is None or not name.group():
         _fail(text, 0, "expected a name")
@@ -85,23 +85,21 @@ def _parse_arguments(text: str, opening: int) -> dict[str, Any]:
     """Parses the arguments from the opening parenthesis to the end of the text as a Python call."""
     source = f"f{text[opening:]}"
 
-    def fail(line: int, column: int, problem: str) -> NoReturn:
-        line_start = sum(map(len, source.splitlines(keepends=True)[: line - 1]))
-        _fail(text, opening - 1 + line_start + column, problem)
+    def fail(column: int, problem: str) -> NoReturn:
+        _fail(text, opening - 1 + column, problem)
 
     def fail_at(node: ast.expr | ast.keyword, problem: str) -> NoReturn:
-        prefix = source.splitlines()[node.lineno - 1].encode()[: node.col_offset]
-        fail(node.lineno, len(prefix.decode()), problem)
+        fail(len(source.encode()[: node.col_offset].decode()), problem)
 
     try:
         tree = ast.parse(source, mode="eval")
     except SyntaxError as error:
-        fail(error.lineno or 1, max((error.offset or 1) - 1, 0), error.msg)
+        fail(max((error.offset or 1) - 1, 0), error.msg)
     except (ValueError, MemoryError, RecursionError):
-        fail(1, 1, "expected arguments that Python can parse")
+        fail(1, "expected arguments that Python can parse")
     call = tree.body
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        fail(1, 1, 'expected the end after the first ")"')
+        fail(1, 'expected the end after the first ")"')
     args: dict[str, Any] = {}
     for argument in call.args:
         fail_at(argument, "expected key=value, arguments are given by name")

@@ -24,13 +24,11 @@ def _are_multiples(values: Any) -> bool:
     )
 
 
-def _has_learning_rate(outer: Any) -> bool:
-    return isinstance(outer, str) and "learning_rate" in parse(outer).args
-
-
 def _outer(default: str) -> Any:
     return parameter(
-        default, _has_learning_rate, 'an optimizer with its learning rate, such as "sgd(learning_rate=1.0)"'
+        default,
+        lambda outer: isinstance(outer, str) and "learning_rate" in parse(outer).args,
+        'an optimizer with its learning rate, such as "sgd(learning_rate=1.0)"',
     )
 
 

@@ -47,10 +47,6 @@ class BatchSizes:
         highest = max((trial.examples_per_second for trial in self.usable_trials), default=0.0)
         return next((t for t in self.usable_trials if t.examples_per_second >= _SPEED_FRACTION * highest), None)
 
-    def __repr__(self) -> str:
-        fastest = self.fastest and self.fastest.batch_size
-        return f"<BatchSizes: largest {self.largest}, fastest {fastest}, {len(self.trials)} trials>"
-
     def to_json(self) -> dict[str, Any]:
         """Returns the result as JSON values."""
         return {

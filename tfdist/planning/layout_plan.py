@@ -18,9 +18,7 @@ from tfdist.config.layouts import (
     Placement,
     Shard,
     layout_by_rules,
-    parse_layout,
     resolve_optional_dims,
-    unused_rule_warnings,
 )
 from tfdist.config.mesh import Mesh
 from tfdist.distribution.variable_layouts import (
@@ -55,7 +53,12 @@ class Activation:
 
 
 class Activations:
-    """Layouts of the inputs and outputs of layers; tensors without known dim names are sharded by rows only."""
+    """Layouts of the inputs and outputs of layers; tensors without known dim names are sharded by rows only.
+
+    Attributes:
+      mesh: mesh to plan for.
+      rules: axis by dim.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Activations:
           rules: axis by dim.
           rows: number of rows of a global batch.
         """
-        self._mesh, self._rules, self._rows = mesh, rules, rows
+        self.mesh, self.rules, self._rows = mesh, rules, rows
         self._names: dict[int, Dims] = {}
         for layer in layers:
             if not keras.tree.flatten(layer.input):  # an input layer
@@ -88,10 +91,8 @@ class Activations:
 
     def _check_constraint(self, layer: keras.Layer, dims: Dims) -> Dims:
         """Returns the dim names of a constraint; raises `InputError` if the rules cannot be applied to them."""
-        names = tuple(resolve_optional_dims(dims, self._rules))
-        layout_by_rules(
-            layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",)
-        )
+        names = tuple(resolve_optional_dims(dims, self.rules))
+        layout_by_rules(layer.name, names, _shape(layer.output, self._rows), self.rules, self.mesh, lenient=("batch",))
         return names
 
     def is_kept(self, layer: keras.Layer) -> bool:
@@ -108,14 +109,14 @@ class Activations:
         tensor = first(tensors)
         axes: list[str | None] = []
         for name, size in zip(self._names_of(tensor), _shape(tensor, self._rows), strict=True):
-            axis = self._rules.get(name) if name else None
-            fits = self._mesh.splits(axis) and axis not in axes and not size % self._mesh.axes[axis]
+            axis = self.rules.get(name) if name else None
+            fits = self.mesh.splits(axis) and axis not in axes and not size % self.mesh.axes[axis]
             axes.append(axis if fits else None)
         return Activation(tuple(axes), self.bytes_with(tensor, axes))
 
     def bytes_with(self, tensor: keras.KerasTensor, axes: Sequence[str | None]) -> int:
         """Returns the bytes per device of a tensor with these axes."""
-        parts = math.prod(self._mesh.axes[axis] for axis in axes if axis)
+        parts = math.prod(self.mesh.axes[axis] for axis in axes if axis)
         return math.prod(_shape(tensor, self._rows)) * tf.as_dtype(tensor.dtype).size // parts
 
     def bytes(self, tensors: object) -> int:
@@ -176,22 +177,22 @@ _KEYS = ("key", "value")  # projections in Keras's attention layers
 
 
 def layer_communication(
-    model: keras.Model, layers: Sequence[keras.Layer], activations: Activations, mesh: Mesh, rules: Mapping[str, str]
+    model: keras.Model, layers: Sequence[keras.Layer], activations: Activations
 ) -> Iterator[Traffic]:
     """Yields the communication of layers in the forward and backward pass."""
-    batch = rules["batch"]
+    mesh, batch = activations.mesh, activations.rules["batch"]
     without_gradients = _without_gradients(model, layers)
     yield from _gradients_of_lookups(layers, activations)
     for layer in layers:
         is_learned = any(id(tensor) not in without_gradients for tensor in keras.tree.flatten(layer.input))
         if isinstance(layer, keras.layers.Embedding):
-            yield from _lookup(layer, activations, mesh)
+            yield from _lookup(layer, activations)
         elif isinstance(layer, ATTENTIONS):
-            yield from _attention(layer, activations, mesh, rules, without_gradients)
+            yield from _attention(layer, activations, without_gradients)
         elif isinstance(layer, MixtureOfExperts):
-            yield from _experts(layer, activations, mesh, batch)
+            yield from _experts(layer, activations)
         elif isinstance(layer, keras.layers.Dense):
-            yield from _dense(layer, activations, mesh, batch, is_learned)
+            yield from _dense(layer, activations, is_learned)
         elif isinstance(layer, keras.layers.BatchNormalization) and mesh.splits(batch):
             size = keras_internals.bytes_of(layer.moving_mean)
             yield Traffic(f"moments of {layer.path}, and their gradients", "all-reduce", batch, 2 * size)
@@ -204,33 +205,30 @@ def layer_communication(
                 yield Traffic("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, rows))
 
 
-def find_unclear_layers(
-    layers: Sequence[keras.Layer], activations: Activations, mesh: Mesh, rules: Mapping[str, str]
-) -> Iterator[str]:
+def find_unclear_layers(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[str]:
     """Yields the paths of layers whose layout is chosen by the engine.
 
     These are dense layers with a replicated input whose kernel is sharded along its inputs, attention with a sharded context
     and a replicated input, constraints that move an axis to another dim, LoRA, and other layers with a sharded input and an
     output whose layout is not fully known.
     """
-    context = rules.get("context")
+    context = activations.rules.get("context")
     for layer in layers:
         if not keras.tree.flatten(layer.input):
             continue
-        needs_context = isinstance(layer, ATTENTIONS) and mesh.splits(context)
-        if _is_unclear(layer, activations, mesh) or (
-            needs_context and context not in activations.of(layer.input).sequence_axes
-        ):
+        needs_context = isinstance(layer, ATTENTIONS) and activations.mesh.splits(context)
+        lacks_context = needs_context and context not in activations.of(layer.input).sequence_axes
+        if lacks_context or _is_unclear(layer, activations):
             yield keras_internals.path_of(layer)
 
 
-def _is_unclear(layer: keras.Layer, activations: Activations, mesh: Mesh) -> bool:
+def _is_unclear(layer: keras.Layer, activations: Activations) -> bool:
     input_axes, output_axes = activations.of(layer.input).axes, activations.of(layer.output).axes
     if getattr(layer, "lora_enabled", False):
         return True
     if isinstance(layer, keras.layers.Dense):
         rows = keras_internals.layout_of(keras_internals.kernel_of(layer)).computation.axes[0]
-        return mesh.splits(rows) and input_axes[-1] != rows
+        return activations.mesh.splits(rows) and input_axes[-1] != rows
     if hasattr(layer, "tfdist_dims"):
         return any(axis and axis in output_axes and output_axes.index(axis) != i for i, axis in enumerate(input_axes))
     is_known = isinstance(layer, (keras.layers.Embedding, MixtureOfExperts, *ATTENTIONS))
@@ -238,20 +236,13 @@ def _is_unclear(layer: keras.Layer, activations: Activations, mesh: Mesh) -> boo
 
 
 def gradient_communication(
-    layers: Sequence[keras.Layer],
-    activations: Activations,
-    mesh: Mesh,
-    batch_axis: str,
-    sizes: Mapping[int, int],
-    shard: Shard,
+    layers: Sequence[keras.Layer], activations: Activations, sizes: Mapping[int, int], shard: Shard
 ) -> Iterator[Traffic]:
     """Yields the sums of gradients over axes along which their layers have different rows or parts of a sequence.
 
     Args:
       layers: layers with known inputs.
       activations: activations of these layers.
-      mesh: mesh to plan for.
-      batch_axis: axis over which the gradients of all variables are summed.
       sizes: by id of each trainable variable, bytes per device of the computed gradient.
       shard: sharding of the state; sharded gradients are not combined, because they do not exist at the same time.
     """
@@ -261,24 +252,21 @@ def gradient_communication(
         id(first(layer.input)): activations.of(layer.output) for layer in layers if hasattr(layer, "tfdist_dims")
     }
     for layer in (layer for layer in layers if layer.variables):
+        # Axes, except that of rows, over which devices have different tokens of the layer's input.
+        has_tokens = not isinstance(layer, MixtureOfExperts | keras.layers.Embedding)
         for variable in layer.variables:
-            axes_of.setdefault(id(variable), _axes_of_tokens(layer, activations.of(layer.input)))
+            axes_of.setdefault(id(variable), activations.of(layer.input).sequence_axes if has_tokens else [])
         constraint = constraints.get(id(layer.output))
         # The bias is added in the layout of the output.
         if constraint and isinstance(layer, keras.layers.Dense) and layer.use_bias:
             axes_of[id(layer.bias)] = list(dict.fromkeys([*axes_of[id(layer.bias)], *constraint.sequence_axes]))
     for variable, size in sizes.items():
-        sum_axes = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
-        bytes_by_axes[tuple(axis for axis in sum_axes if mesh.splits(axis))] += size
+        sum_axes = dict.fromkeys([activations.rules["batch"], *axes_of.get(variable, [])])
+        bytes_by_axes[tuple(axis for axis in sum_axes if activations.mesh.splits(axis))] += size
     for axes, total in bytes_by_axes.items():
         if axes:
             grouping = "together" if shard.combines_all_reduces else "one by one"
             yield Traffic(f"gradients, {grouping}", "all-reduce", "&".join(axes), total)
-
-
-def _axes_of_tokens(layer: keras.Layer, activation: Activation) -> list[str]:
-    """Returns the axes, except that of rows, over which devices have different tokens of a layer's input."""
-    return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else activation.sequence_axes
 
 
 def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:
@@ -291,12 +279,10 @@ def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set
     return ids
 
 
-def _dense(
-    layer: keras.layers.Dense, activations: Activations, mesh: Mesh, batch: str, is_learned: bool
-) -> Iterator[Traffic]:
+def _dense(layer: keras.layers.Dense, activations: Activations, is_learned: bool) -> Iterator[Traffic]:
     """Yields partial sums over a sharded contracted dim (Megatron's f and g)."""
     rows, columns = (
-        axis if axis != batch and mesh.splits(axis) else None
+        axis if axis != activations.rules["batch"] and activations.mesh.splits(axis) else None
         for axis in keras_internals.layout_of(keras_internals.kernel_of(layer)).computation.axes
     )
     activation, source = activations.of(layer.input), first(layer.input)
@@ -314,9 +300,8 @@ def _dense(
         yield Traffic(f"gradient of the input of {layer.path}", "all-reduce", columns, gradient)
 
 
-def _attention(
-    layer: keras.Layer, activations: Activations, mesh: Mesh, rules: Mapping[str, str], without_gradients: set[int]
-) -> Iterator[Traffic]:
+def _attention(layer: keras.Layer, activations: Activations, without_gradients: set[int]) -> Iterator[Traffic]:
+    mesh, rules = activations.mesh, activations.rules
     heads, tensors = rules.get("heads"), {id(tensor): tensor for tensor in keras.tree.flatten(layer.input)}
     if heads != rules["batch"] and mesh.splits(heads):
         yield Traffic(f"output of {layer.path}", "all-reduce", heads, activations.of(layer.output).bytes)
@@ -341,8 +326,9 @@ def _attention(
         yield Traffic(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
 
 
-def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batch: str) -> Iterator[Traffic]:
+def _experts(layer: MixtureOfExperts, activations: Activations) -> Iterator[Traffic]:
     """Yields the exchange of tokens with experts and their gradients, or partial sums if each device has all tokens."""
+    mesh, batch = activations.mesh, activations.rules["batch"]
     activation, source = activations.of(layer.input), first(layer.input)
     all_tokens = activations.bytes_with(source, (activation.axes[0], None, None))
     if mesh.splits(batch):
@@ -378,17 +364,14 @@ def _constraint(layer: keras.Layer, activations: Activations, is_learned: bool) 
     """Yields a gather for each axis that a constraint removes and, in the backward pass, for each axis that it adds."""
     input_layout, output_layout = activations.of(layer.input), activations.of(layer.output)
     tensor = first(layer.input)
-    for i, (input_axis, output_axis) in enumerate(zip(input_layout.axes, output_layout.axes, strict=True)):
-        if input_axis and input_axis != output_axis:
-            remaining_axes = (*input_layout.axes[:i], None, *input_layout.axes[i + 1 :])
-            yield Traffic(
-                f"tensor in {layer.name}", "all-gather", input_axis, activations.bytes_with(tensor, remaining_axes)
-            )
-        if output_axis and input_axis != output_axis and is_learned and keras.backend.is_float_dtype(tensor.dtype):
-            remaining_axes = (*output_layout.axes[:i], None, *output_layout.axes[i + 1 :])
-            yield Traffic(
-                f"gradient in {layer.name}", "all-gather", output_axis, activations.bytes_with(tensor, remaining_axes)
-            )
+    passes = [("tensor", input_layout.axes, output_layout.axes)]
+    if is_learned and keras.backend.is_float_dtype(tensor.dtype):
+        passes.append(("gradient", output_layout.axes, input_layout.axes))
+    for i in range(len(tensor.shape)):
+        for name, axes, other_axes in passes:
+            if (axis := axes[i]) and axis != other_axes[i]:
+                size = activations.bytes_with(tensor, (*axes[:i], None, *axes[i + 1 :]))
+                yield Traffic(f"{name} in {layer.name}", "all-gather", axis, size)
 
 
 def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[Traffic]:
@@ -406,7 +389,7 @@ def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activation
                 yield Traffic(f"gradient of the output of {keras_internals.path_of(source)}", "all-gather", axis, size)
 
 
-def _lookup(layer: keras.layers.Embedding, activations: Activations, mesh: Mesh) -> Iterator[Traffic]:
+def _lookup(layer: keras.layers.Embedding, activations: Activations) -> Iterator[Traffic]:
     """Yields the gathers of a lookup: DTensor needs the full table, and tokens that are sharded along rows only."""
     tokens = activations.of(layer.input)
     for axis in tokens.axes[1:]:
@@ -415,8 +398,8 @@ def _lookup(layer: keras.layers.Embedding, activations: Activations, mesh: Mesh)
             yield Traffic(f"tokens of {layer.path}", "all-gather", axis, size)
     variable = keras_internals.kernel_of(layer)
     vocabulary, *other_axes = keras_internals.layout_of(variable).computation.axes
-    if mesh.splits(vocabulary):
-        parts = Layout((None, *other_axes)).parts(mesh)
+    if activations.mesh.splits(vocabulary):
+        parts = Layout((None, *other_axes)).parts(activations.mesh)
         yield Traffic(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // parts)
 
 
@@ -445,6 +428,11 @@ class VariablePlan:
     placement: Placement
     slots: int
     trainable: bool
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of its unsharded optimizer state."""
+        return self.slots * self.bytes
 
     def bytes_per_device(self, mesh: Mesh) -> dict[str, int]:
         """Returns the bytes per device of the variable between steps, its gradient and its optimizer state."""
@@ -476,6 +464,7 @@ class Plan:
 
     Attributes:
       mesh: mesh of the plan.
+      rules: axis by dim.
       variables: the model's variables.
       traffic: communication of a step.
       activations: bytes of the layers' outputs for the rows of one device.
@@ -485,6 +474,7 @@ class Plan:
     """
 
     mesh: Mesh
+    rules: Mapping[str, str]
     variables: list[VariablePlan]
     traffic: list[Traffic]
     activations: int
@@ -561,8 +551,8 @@ class AbstractModel:
             if variable_plan.trainable and rules["batch"] not in variable_plan.placement.computation.axes
         }
         traffic = [
-            *layer_communication(self.model, self._layers, activations, mesh, rules),
-            *gradient_communication(self._layers, activations, mesh, rules["batch"], gradient_bytes, shard),
+            *layer_communication(self.model, self._layers, activations),
+            *gradient_communication(self._layers, activations, gradient_bytes, shard),
             *self._shard_communication(variables, mesh, shard),
         ]
         activation_bytes = sum(
@@ -570,8 +560,16 @@ class AbstractModel:
         )
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
         dims = frozenset(activations.dims | attends | set(self.dims))
-        unclear_layers = list(find_unclear_layers(self._layers, activations, mesh, rules))
-        return Plan(mesh, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers)
+        unclear_layers = list(find_unclear_layers(self._layers, activations))
+        return Plan(mesh, rules, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers)
+
+    def device_bytes(self, plan: Plan) -> Callable[[keras.Variable], int]:
+        """Returns a function that returns the bytes of a variable on each device; only trainable variables are sharded."""
+        sizes = {
+            id(variable): v.bytes_per_device(plan.mesh)["parameters"] if v.trainable else v.bytes
+            for variable, v in zip(self.variables, plan.variables, strict=True)
+        }
+        return lambda variable: sizes[id(variable)]
 
     def _plan_variable(
         self, uninitialized: keras_internals.UninitializedVariable, mesh: Mesh, rules: Mapping[str, str], shard: Shard
@@ -702,57 +700,3 @@ def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
         id(part) for x in attentions for part in keras_internals.layers_of(x)
     }
     return known_layers, [keras_internals.path_of(layer) for layer in layers if id(layer) not in counted_ids]
-
-
-@dataclasses.dataclass(frozen=True)
-class SpreadPlan:
-    """The plan of sharding over the devices of a process.
-
-    Attributes:
-      plan: layouts of the variables of all stages, and the communication of a micro-batch.
-      rules: axis by dim.
-      variable_plans: the plan of each variable, by the variable's id.
-    """
-
-    plan: Plan
-    rules: Mapping[str, str]
-    variable_plans: Mapping[int, VariablePlan]
-
-    @property
-    def devices(self) -> int:
-        """Number of devices of a process."""
-        return self.plan.mesh.size
-
-    @property
-    def sharded_variables(self) -> list[VariablePlan]:
-        """The sharded variables, which are trainable; others stay on the host."""
-        return [v for v in self.plan.variables if v.trainable and not v.is_replicated(self.plan.mesh)]
-
-    @property
-    def replicated_variables(self) -> list[VariablePlan]:
-        """The replicated trainable variables."""
-        return [v for v in self.plan.variables if v.trainable and v.is_replicated(self.plan.mesh)]
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings about rules without effect and unused axes."""
-        return unused_rule_warnings(self.rules, self.plan.dims, Shard(), self.plan.mesh)
-
-    def device_bytes(self, variable: keras.Variable) -> int:
-        """Returns the bytes of a variable on each device."""
-        variable_plan = self.variable_plans[id(variable)]
-        parts = variable_plan.placement.storage.parts(self.plan.mesh) if variable_plan.trainable else 1
-        return keras_internals.bytes_of(variable) // parts
-
-
-def plan_spread(abstract_model: AbstractModel, devices: int, layout: str, rows: int) -> SpreadPlan:
-    """Plans the layouts of a model's stages on the devices of their processes.
-
-    Raises:
-      InputError: a rule cannot be applied.
-    """
-    mesh = Mesh({"data": 1, "model": devices})
-    rules = parse_layout(layout, mesh)
-    plan = abstract_model.plan(mesh, rules, Shard(), rows)
-    model_rules = {dim: axis for dim, axis in rules.items() if dim != "batch"}
-    return SpreadPlan(plan, model_rules, dict(zip(map(id, abstract_model.variables), plan.variables, strict=True)))

@@ -3,22 +3,26 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 
 from tfdist import keras_internals
 from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.config.layout_config import LayoutConfig
+from tfdist.config.layouts import ProcessGrid
 from tfdist.config.pipeline import check_without_flush
 from tfdist.distribution.balanced_parts import sizes_of_parts
 from tfdist.errors import InputError
-from tfdist.pipelining.activation_compression import METHODS, ActivationCompression, message_bytes
+from tfdist.pipelining.activation_compression import METHODS, message_bytes
 from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, trace_model
 from tfdist.pipelining.operation_graph import Graph
 from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
-from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_stage
+from tfdist.pipelining.stage_costs import count_operations, crossing_specs, measure_stage
 from tfdist.pipelining.timeline import simulate
+from tfdist.planning.layout_plan import AbstractModel
 
 _REFERENCE_SCHEDULES = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 
@@ -47,35 +51,32 @@ class StagePlan:
     """The plan of one stage.
 
     Attributes:
-      first: name of its first layer call.
-      last: name of its last layer call; `--cut` after it reproduces this stage.
+      first_layer: name of its first layer call.
+      last_layer: name of its last layer call; `--cut` after it reproduces this stage.
       parameters: number of elements of its trainable variables.
-      variable_bytes: bytes of its variables on each device.
-      gradient_bytes: bytes of the gradients of its trainable variables on each device.
-      optimizer_bytes: bytes of their optimizer state on each device.
+      bytes: bytes on each device of its variables, of the gradients and the optimizer state of trainable ones, and, for each
+        micro-batch, of the activations that are kept for the backward pass, including received tensors.
       reduced_bytes: bytes of the full gradients, which are summed over replicas.
-      activation_bytes: bytes of each micro-batch that are kept for the backward pass, including received tensors.
       operations: multiplications and additions of the forward pass of a micro-batch.
-      sent_tensors: tensors that it sends to the next stage for each micro-batch.
-      seconds: measured times of a micro-batch; None if they were not measured.
+      sent: tensors that it sends to the next stage for each micro-batch.
+      forward_seconds: measured time of the forward pass of a micro-batch; None if it was not measured.
+      backward_seconds: the same of the backward pass.
     """
 
-    first: str
-    last: str
+    first_layer: str
+    last_layer: str
     parameters: int
-    variable_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
+    bytes: dict[str, int]
     reduced_bytes: int
-    activation_bytes: int
     operations: int
-    sent_tensors: tuple[SentTensor, ...]
-    seconds: StageSeconds | None
+    sent: tuple[SentTensor, ...]
+    forward_seconds: float | None
+    backward_seconds: float | None
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that it sends to the next stage for each micro-batch."""
-        return sum(tensor.bytes for tensor in self.sent_tensors)
+        return sum(tensor.bytes for tensor in self.sent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +84,8 @@ class SchedulePlan:
     """The plan of one schedule.
 
     Attributes:
-      name: the schedule, as in `--pipeline_schedule`.
-      idle_fraction: fraction of the time in which processes do not compute, predicted from the costs of the stages.
+      schedule: as in `--pipeline_schedule`.
+      idle: fraction of the time in which processes do not compute, predicted from the costs of the stages.
       live_micro_batches: for each process, the largest number of micro-batches whose activations it keeps at the same time.
       process_bytes: for each process, bytes per device of variables, gradients, optimizer state, older weights and live
         activations; of the replica with the largest part, if optimizer state is sharded over replicas.
@@ -94,8 +95,8 @@ class SchedulePlan:
       step_seconds: predicted time of all micro-batches; None if stages were not measured.
     """
 
-    name: str
-    idle_fraction: float
+    schedule: str
+    idle: float
     live_micro_batches: tuple[int, ...]
     process_bytes: tuple[int, ...]
     older_weights_bytes: tuple[int, ...]
@@ -104,27 +105,12 @@ class SchedulePlan:
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedVariable:
-    """A variable that several stages use.
-
-    Attributes:
-      path: path of the variable.
-      bytes: its size.
-      stages: numbers of the stages that use it.
-    """
-
-    path: str
-    bytes: int
-    stages: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class PipelinePlan:
     """The plan of a pipeline.
 
     Attributes:
       stages: stages of the requested schedule.
-      shared: variables that several of these stages use.
+      shared: path, bytes and stages of each variable that several of these stages use.
       optimizer_parts: for each process of the requested schedule, bytes of the optimizer state in each replica; one number if
         it is not sharded.
       schedules: the requested schedule and others for comparison.
@@ -133,7 +119,7 @@ class PipelinePlan:
     """
 
     stages: tuple[StagePlan, ...]
-    shared: tuple[SharedVariable, ...]
+    shared: list[dict[str, Any]]
     optimizer_parts: tuple[tuple[int, ...], ...]
     schedules: tuple[SchedulePlan, ...]
     impossible_schedules: Mapping[str, str]
@@ -141,39 +127,27 @@ class PipelinePlan:
 
 
 def plan_pipeline(
-    model: keras.Model,
-    slots: Mapping[int, int],
-    *,
-    schedule: str,
-    processes: int,
-    micro_batches: int,
+    abstract_model: AbstractModel,
+    config: LayoutConfig,
+    grid: ProcessGrid,
     rows: int,
-    cut: str = "auto",
-    activation_compression: str = "none",
-    shards: int = 1,
-    measure_stages: bool = False,
     device_bytes: Callable[[keras.Variable], int] = keras_internals.bytes_of,
 ) -> PipelinePlan:
     """Plans a pipeline with one or more stages of a model in each process.
 
     Args:
-      model: functional or sequential model; its variables need not be initialized.
-      slots: number of optimizer variables of each variable, by the variable's id.
-      schedule: value of `--pipeline_schedule`.
-      processes: number of processes of a pipeline.
-      micro_batches: number of micro-batches of a step.
+      abstract_model: functional or sequential model.
+      config: schedule, micro-batches, cut, compression and sharding.
+      grid: processes of the job.
       rows: rows of a micro-batch.
-      cut: value of `--cut`.
-      activation_compression: value of `--activation_compression`.
-      shards: number of replicas over which optimizer state is sharded; 1 if it is not.
-      measure_stages: whether to measure the time of each stage on this device.
       device_bytes: returns the bytes of a variable on each device of a process.
 
     Raises:
       InputError: the model cannot be cut in this way, the schedule cannot be used, or the state cannot be sharded.
     """
-    compression = METHODS[activation_compression]()
-    planner = _Planner(trace_model(model), slots, rows, cut, compression, shards, measure_stages, device_bytes)
+    shards = grid.replicas if config.shard == "optimizer" else 1
+    planner = _Planner(trace_model(abstract_model.model), abstract_model.slots, rows, config, shards, device_bytes)
+    schedule, processes, micro_batches = config.pipeline_schedule, grid.stages, config.micro_batches
     requested_schedule = make_schedule(schedule, processes, micro_batches)
     plans, impossible = {requested_schedule.name: planner.plan(requested_schedule)}, {}
     for name in _REFERENCE_SCHEDULES:
@@ -185,11 +159,11 @@ def plan_pipeline(
     stages = planner.stages(requested_schedule.stages)
     check_without_flush(requested_schedule.name, shared=next((variable.path for variable, _ in stages.cut.shared), ""))
     order = {name: number for number, name in enumerate(_REFERENCE_SCHEDULES)}
-    sorted_plans = sorted(plans.values(), key=lambda plan: order.get(plan.name, -1))
-    shared = tuple(
-        SharedVariable(variable.path, keras_internals.bytes_of(variable), numbers)
+    sorted_plans = sorted(plans.values(), key=lambda plan: order.get(plan.schedule, -1))
+    shared = [
+        {"path": variable.path, "bytes": keras_internals.bytes_of(variable), "stages": numbers}
         for variable, numbers in stages.cut.shared
-    )
+    ]
     parts = planner.optimizer_parts(requested_schedule)
     return PipelinePlan(stages.plans, shared, parts, tuple(sorted_plans), impossible, stages.has_loops)
 
@@ -217,10 +191,8 @@ class _Planner:
     model: TracedModel
     slots: Mapping[int, int]
     rows: int
-    cut: str
-    compression: ActivationCompression
+    config: LayoutConfig
     shards: int
-    measure_stages: bool
     device_bytes: Callable[[keras.Variable], int]
     _stages_by_count: dict[int, _Stages] = dataclasses.field(default_factory=dict)
     _seconds: Callable[[Graph], Sequence[float]] = dataclasses.field(
@@ -229,7 +201,7 @@ class _Planner:
 
     def stages(self, count: int) -> _Stages:
         if count not in self._stages_by_count:
-            cut = cut_model(self.model, self.cut, count, seconds=self._seconds)  # as for training
+            cut = cut_model(self.model, self.config.cut, count, seconds=self._seconds)  # as for training
             operations = [count_operations(cut, stage, self.rows) for stage in cut.stages]
             plans = tuple(self._stage(cut, number, cost.operations) for number, cost in enumerate(operations))
             self._stages_by_count[count] = _Stages(cut, plans, any(cost.has_loops for cost in operations))
@@ -237,53 +209,57 @@ class _Planner:
 
     def plan(self, schedule: Schedule) -> SchedulePlan:
         stages = self.stages(schedule.stages)
-        seconds = [plan.seconds for plan in stages.plans if plan.seconds]
-        forward = [stage_cost.forward for stage_cost in seconds] or [float(plan.operations) for plan in stages.plans]
-        backward = [stage_cost.backward for stage_cost in seconds] or [2 * stage_cost for stage_cost in forward]
+        forward = [float(plan.operations) for plan in stages.plans]
+        backward = [2 * operations for operations in forward]
+        if self.config.measure_stages:
+            forward = [plan.forward_seconds or 0.0 for plan in stages.plans]
+            backward = [plan.backward_seconds or 0.0 for plan in stages.plans]
         idle, makespan = idle_and_makespan(schedule, forward, backward)
-        activations = schedule.live_activations([plan.activation_bytes for plan in stages.plans])
+        activations = schedule.live_activations([plan.bytes["activations"] for plan in stages.plans])
         state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
         delays = schedule.delays or (0,) * schedule.processes
-        versions = [delay * plan.gradient_bytes for plan, delay in zip(stages.plans, delays, strict=False)]
+        versions = [delay * plan.bytes["gradients"] for plan, delay in zip(stages.plans, delays, strict=False)]
         sizes = zip(state, versions, activations, strict=True)
         return SchedulePlan(
             schedule.name,
             idle,
             tuple(int(count) for count in schedule.live_activations()),
-            tuple(
-                state_bytes + version_bytes + int(activation_bytes)
-                for state_bytes, version_bytes, activation_bytes in sizes
-            ),
+            tuple(variables + old_weights + int(kept) for variables, old_weights, kept in sizes),
             tuple(versions),
             sent_bytes_per_step(schedule, stages.plans, stages.cut),
-            makespan if seconds else None,
+            makespan if self.config.measure_stages else None,
         )
 
     def _stage(self, cut: Cut, number: int, operations: int) -> StagePlan:
         stage = cut.stages[number]
         calls, trainable = cut.call_names(stage), stage.variables.trainable
         received_bytes = sum(crossing.bytes for crossing in stage.received)
+        seconds = measure_stage(cut, stage, self.rows) if self.config.measure_stages else None
+        compression = METHODS[self.config.activation_compression]()
         return StagePlan(
-            first=calls[0],
-            last=calls[-1],
+            first_layer=calls[0],
+            last_layer=calls[-1],
             parameters=sum(variable.shape.num_elements() for variable in trainable),
-            variable_bytes=sum(map(self.device_bytes, stage.variables.all)),
-            gradient_bytes=sum(map(self.device_bytes, trainable)),
-            optimizer_bytes=sum(self._slot_bytes(variable) for variable in trainable),
+            bytes={
+                "variables": sum(map(self.device_bytes, stage.variables.all)),
+                "gradients": sum(map(self.device_bytes, trainable)),
+                "optimizer_state": sum(map(self._slot_bytes, trainable)),
+                "activations": self.rows * (cut.activation_bytes(stage) + received_bytes),
+            },
             reduced_bytes=sum(map(keras_internals.bytes_of, trainable)),
-            activation_bytes=self.rows * (cut.activation_bytes(stage) + received_bytes),
             operations=operations,
-            sent_tensors=tuple(
+            sent=tuple(
                 SentTensor(
                     tensor.name,
                     tuple(crossing.spec.shape),
                     crossing.spec.dtype.name,
-                    message_bytes(crossing.spec, self.compression, ReplicaContextCollectives.wire),
+                    message_bytes(crossing.spec, compression, ReplicaContextCollectives.wire),
                     crossing.has_gradient,
                 )
                 for tensor, crossing in zip(stage.sent, crossing_specs(stage.sent, self.rows), strict=True)
             ),
-            seconds=measure_stage(cut, stage, self.rows) if self.measure_stages else None,
+            forward_seconds=seconds.forward if seconds else None,
+            backward_seconds=seconds.backward if seconds else None,
         )
 
     def optimizer_parts(self, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
@@ -324,7 +300,7 @@ def sent_bytes_per_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cu
         if process != next_process:
             sent_bytes[process] += schedule.micro_batches * stage.sent_bytes
             sent_bytes[next_process] += schedule.micro_batches * sum(
-                tensor.bytes for tensor in stage.sent_tensors if tensor.has_gradient
+                tensor.bytes for tensor in stage.sent if tensor.has_gradient
             )
     for variable, numbers in cut.shared:
         first, *other_processes = schedule.processes_of(numbers)

@@ -5,13 +5,12 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import psutil
 
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, TfdistError, TrialError, byte_size
-from tfdist.launcher.child import NewProcess, Start
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log
 from tfdist.launcher.supervision import Stop, deadline
@@ -55,46 +54,31 @@ class MemoryLimit:
     """
 
     def __init__(self, limit: int):
-        """Initializes the limit, in bytes."""
+        """Initializes the limit, in bytes, for processes that this one and its children start afterwards."""
         self.peak = 0
         self.exceeded = False
         self.text = byte_size(limit)
         self._limit = limit
+        self._other_pids = {child.pid for child in psutil.Process().children(recursive=True)}
         self._pids: list[int] = []
-        self._family_pids: list[int] = []
         self._last_listed = 0.0
-
-    def track(self, start: Start) -> Start:
-        """Wraps `start`: the memory of processes that it starts, and of their children, is measured."""
-
-        def start_process(command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> NewProcess:
-            process = start(command, environment, out, err)
-            self._pids.append(process.pid)
-            with contextlib.suppress(OSError):
-                pathlib.Path(f"/proc/{process.pid}/oom_score_adj").write_text(_MAX_OOM_SCORE)
-            return process
-
-        return start_process
 
     def __call__(self) -> Stop | None:
         """Measures the processes; returns the reason to end them, or None."""
         now = time.monotonic()
-        if now - self._last_listed > _SECONDS_BETWEEN_CHILDREN or len(self._family_pids) < len(self._pids):
+        if now - self._last_listed > _SECONDS_BETWEEN_CHILDREN:
             self._last_listed = now
-            self._family_pids = [pid for parent_pid in self._pids for pid in _family(parent_pid)]
-        used_bytes = resident_bytes(self._family_pids)
+            children = psutil.Process().children(recursive=True)
+            self._pids = [child.pid for child in children if child.pid not in self._other_pids]
+            for pid in self._pids:
+                with contextlib.suppress(OSError):
+                    pathlib.Path(f"/proc/{pid}/oom_score_adj").write_text(_MAX_OOM_SCORE)
+        used_bytes = resident_bytes(self._pids)
         self.peak = max(self.peak, used_bytes)
         self.exceeded = self.exceeded or used_bytes > self._limit
         if not self.exceeded:
             return None
         return Stop(Outcome(ExitCode.OUT_OF_MEMORY, f"more than {self.text}"), seconds=0.0)
-
-
-def _family(pid: int) -> list[int]:
-    pids = [pid]
-    with contextlib.suppress(psutil.Error):
-        pids += [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return pids
 
 
 SECONDS = 300.0  # for a trial
@@ -159,8 +143,7 @@ class Trials(CapturedJobs):
         stops: list[Callable[[], Stop | None]] = [limit, deadline(self._seconds)]
         with self.new_directory() as folder:
             program = self._prepare(batch_size, folder)
-            start, logs = limit.track(NewProcess), folder / "logs"
-            outcome = self.run(self._job, logs, program.command, os.environ, stops=stops, start=start)
+            outcome = self.run(self._job, folder / "logs", program.command, os.environ, stops=stops)
             failure = f"more than {limit.text}" if limit.exceeded else _failure(outcome, self._seconds)
             if failure:
                 return Trial(batch_size, failure, 0.0, limit.peak)
