@@ -138,6 +138,13 @@ def test_a_cache_where_others_may_write_is_bad_input(cached: pathlib.Path, level
     assert "Installing" not in said.out
 
 
+def test_another_user_s_cache_is_bad_input(cached: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert run(f"--cache_dir={cached.parents[1]}") == ExitCode.BAD_INPUT
+    assert "The cache must be a directory that you own and no one else can write" in capsys.readouterr().err
+
+
 @pytest.fixture
 def index(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A directory in which pip finds nothing but a wheel of cloudpickle, the only package of the build."""

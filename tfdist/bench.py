@@ -123,6 +123,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
     from tfdist.planning import benchmark_results
     from tfdist.reporting import RunDirectory
     from tfdist.reporting.file_errors import GrowingFile
+    from tfdist.storage import storage_of
 
     # "auto" provides all algorithms.
     options = {"all_reduce": AUTO} if config.all_reduce else {}
@@ -139,12 +140,14 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
         run.begin(flags.flags_text(config), hosts, communication=strategy.communication)
         directory = run.path
         output.line(f"{detection.reason}\n{benchmark_results.header(*['all_reduce'][: bool(config.all_reduce)])}")
-        records = []
+        results = []
         with contextlib.closing(GrowingFile(directory / "collectives.jsonl")) as file:
             for measurement in measurements:
-                records.append(measurement.record())
+                results.append(measurement)
                 output.line(benchmark_results.row(measurement))
-                file.write(json.dumps(records[-1]).encode() + b"\n")
+                file.write(json.dumps(measurement.record()).encode() + b"\n")
+        with storage_of(directory).staged(directory / "collectives.png") as picture:
+            benchmark_results.draw(results).savefig(picture, format="png")
         output.line(path)
         output.result(
             {
@@ -154,7 +157,8 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
                 "processes": strategy.cluster.size,
                 "replicas": strategy.replicas,
                 "measurements": [
-                    {name: value for name, value in record.items() if name != "schema"} for record in records
+                    {name: value for name, value in measurement.record().items() if name != "schema"}
+                    for measurement in results
                 ],
                 "output_dir": str(path),
             }

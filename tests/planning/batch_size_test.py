@@ -3,7 +3,8 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.planning.batch_size import search
+from tfdist.planning.batch_size import BatchSizes, search
+from tfdist.planning.rate_curve import plot_batch_sizes
 from tfdist.planning.trials import Trial
 
 GIB = 2**30
@@ -70,3 +71,8 @@ def test_halving_ends_at_a_size_that_the_devices_cannot_share():
         return Trial(size, "more than 1.0 GiB", 0.0, size)
 
     assert [trial.batch_size for trial in search(run, 6, lambda: 10, GIB).trials] == [6]
+
+
+@pytest.mark.parametrize("trials", [[], [Trial(8, "more than 1.0 GiB", 0.0, GIB)], [Trial(8, "", 5.0, 99)]])
+def test_the_picture_of_any_result(trials):
+    assert plot_batch_sizes(BatchSizes(trials, GIB, 8), "$ title").startswith(b"\x89PNG")

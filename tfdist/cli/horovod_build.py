@@ -9,6 +9,7 @@ processes; and a second `init` in a process crashes if the environment fixes a p
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -123,10 +124,7 @@ _IRRELEVANT_LINES = re.compile(r"^[\"']|subprocess|CalledProcessError|ERROR: Fai
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """A build of Horovod's wheel: the version of TensorFlow, and optional libraries.
-
-    After a change of the MPI library, build with --force.
-    """
+    """A build of Horovod's wheel: the version of TensorFlow, and optional libraries."""
 
     tensorflow: str
     gpu: bool = False
@@ -134,10 +132,10 @@ class Build:
 
     @property
     def key(self) -> str:
-        """Name of this build's directory in the cache."""
+        """Name of this build's directory in the cache, including the MPI library with which the wheel is linked."""
         python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
         machine = f"{platform.system().lower()}-{platform.machine()}"
-        variant = "-gpu" * self.gpu + "-mpi" * self.mpi
+        variant = ("-gpu" if self.gpu else "") + (f"-{mpi_family()}" if self.mpi else "")
         return f"horovod-{PATCHED}-tensorflow-{self.tensorflow}-{python}-{machine}{variant}"
 
     @property
@@ -169,6 +167,17 @@ def find_mpicxx() -> str | None:
     """Returns MPI's C++ compiler in MPI_HOME, in this environment or on the PATH, or None."""
     home = os.environ.get("MPI_HOME")
     return shutil.which("mpicxx", path=os.path.join(home, "bin") if home else _search_path())
+
+
+@functools.cache
+def mpi_family() -> str:
+    """Returns the library that `find_mpicxx` links: "openmpi", "mpich", or "libmpich" for Debian's MPICH."""
+    mpicxx = find_mpicxx()
+    if mpicxx is None:
+        return "mpi"
+    if "Open MPI" in _output_of(mpicxx, "--showme:version"):
+        return "openmpi"
+    return "libmpich" if "-lmpich" in _output_of(mpicxx, "-show").split() else "mpich"
 
 
 def _output_of(*command: str) -> str:

@@ -18,6 +18,7 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError, byte_size
 from tfdist.launcher.job import Job
 from tfdist.planning import batch_size
+from tfdist.planning.rate_curve import plot_batch_sizes
 from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.run_directory import FIND, RunDirectory, default_path
@@ -56,16 +57,14 @@ def _check_directory(folder: StoragePath) -> None:
     RunDirectory(folder).make()
 
 
-def _write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig) -> None:
-    """Writes the result of a search as JSON."""
+def _write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig, png: bytes) -> None:
+    """Writes the result of a search."""
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name != "output_dir"}
     facts = {"schema": _SCHEMA, **results, "flags": flags}
-    _write_file(folder / f"{name}.json", f"{json.dumps(facts, indent=2)}\n".encode())
-
-
-def _write_file(path: StoragePath, contents: bytes) -> None:
-    with reraise_as_write_error(path):
-        storage_of(path).replace(path, contents)
+    for suffix, contents in (("json", f"{json.dumps(facts, indent=2)}\n".encode()), ("png", png)):
+        path = folder / f"{name}.{suffix}"
+        with reraise_as_write_error(path):
+            storage_of(path).replace(path, contents)
 
 
 class TrainingTrials:
@@ -147,14 +146,15 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
             memory,
             lambda trial: print(_row(trial), flush=True),
         )
-    _write(folder, search.name, result.to_json() | training.facts, config)
+    title = f"Speed and memory by batch size: {config.model}, {config.strategy}"
+    _write(folder, search.name, result.to_json() | training.facts, config, plot_batch_sizes(result, title))
     print(result.describe())
     if result.fastest:
         print(
             f"Train with --batch_size={result.fastest.batch_size}. The best learning rate depends on it: search with "
             f"--find=learning_rate --batch_size={result.fastest.batch_size}."
         )
-    print(folder / f"{search.name}.json", flush=True)
+    print(folder / f"{search.name}.png", flush=True)
     return 0 if result.fastest else ExitCode.OUT_OF_MEMORY
 
 
@@ -212,8 +212,7 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
                 checks=Checks.from_config(config),
             )
         if strategy.is_chief:
-            _write(folder, search.name, dataclasses.asdict(result), config)
-            _write_file(folder / f"{search.name}.png", plot_learning_rates(result))
+            _write(folder, search.name, dataclasses.asdict(result), config, plot_learning_rates(result))
             print(result.describe())
             if result.suggestion is not None:
                 print(_usage(config, result.suggestion))

@@ -1,12 +1,18 @@
-"""Measurements of collectives, with bandwidths as in the NCCL tests. Does not import TensorFlow."""
+"""Measurements of collectives, with bandwidths as in the NCCL tests, in tables and figures. Does not import TensorFlow."""
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tfdist.config.all_reduce import ENGINE
+from tfdist.config.all_reduce import ALGORITHMS, ENGINE
 from tfdist.errors import byte_size
+from tfdist.reporting.run_summary import describe_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 SCHEMA = 2
 
@@ -49,7 +55,7 @@ class Measurement:
 
     @property
     def label(self) -> str:
-        """Name of the measurement in tables: the algorithm, if any, or else the operation."""
+        """Name of the measurement in tables and figures: the algorithm, if any, or else the operation."""
         return self.algorithm or self.operation
 
     @property
@@ -79,6 +85,69 @@ class Measurement:
             "algorithm_bytes_per_second": self.algorithm_bandwidth,
             "bus_bytes_per_second": self.bus_bandwidth,
         }
+
+
+# Colors of operations or algorithms (ColorBrewer's "Dark2"), the same in all plots.
+_PALETTE = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666")
+_TICKS = {
+    4**i: text for i, text in zip(range(1, 16, 2), ("4", "64", "1K", "16K", "256K", "4M", "64M", "1G"), strict=True)
+}
+
+
+def draw(measurements: Sequence[Measurement]) -> "Figure":
+    """Returns the figure, without using a window or matplotlib's global state.
+
+    Args:
+      measurements: at least one measurement, all with the same strategy and dtype.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
+    time_axes, bandwidth_axes = figure.subplots(1, 2)
+    first_measurement = measurements[0]
+    figure.suptitle(
+        f"{first_measurement.strategy}, {first_measurement.replicas} replicas, {first_measurement.dtype}",
+        x=0.01,
+        ha="left",
+        fontsize="medium",
+    )
+    labels = ALGORITHMS if first_measurement.algorithm else TRAFFIC
+    for name, color in zip(labels, _PALETTE, strict=False):
+        points = [m for m in measurements if m.label == name]
+        if name == "barrier":
+            for point in points:
+                time_axes.axhline(point.median * 1e3, color=color, linewidth=1.2, linestyle="--", label=name)
+        elif points:
+            points = sorted(points, key=lambda m: m.bytes)
+            sizes = [m.bytes for m in points]
+            style = {"color": color, "linewidth": 1.6, "marker": "o", "markersize": 4, "label": name}
+            time_axes.plot(sizes, [m.median * 1e3 for m in points], **style)
+            time_axes.fill_between(
+                sizes,
+                [min(m.seconds) * 1e3 for m in points],
+                [max(m.seconds) * 1e3 for m in points],
+                color=color,
+                alpha=0.15,
+                linewidth=0,
+            )
+            bandwidth_axes.plot(sizes, [m.bus_bandwidth / 1e9 for m in points], **style)
+    time_axes.set_yscale("log")
+    title = "Time of an all-reduce" if first_measurement.algorithm else "Time of a call"
+    _format_axes(time_axes, title, "milliseconds: median, and the range of the repeats", measurements)
+    _format_axes(bandwidth_axes, "Bus bandwidth", "GB/s, by the median", measurements)
+    bandwidth_axes.set_ylim(bottom=0)
+    time_axes.legend(frameon=False)
+    return figure
+
+
+def _format_axes(axes: "Axes", title: str, unit: str, measurements: Sequence[Measurement]) -> None:
+    describe_axes(axes, title, "bytes", unit)
+    sizes = [m.bytes for m in measurements if m.bytes] or [4]
+    axes.set_xscale("log", base=2)
+    ticks = {size: text for size, text in _TICKS.items() if min(sizes) <= size <= max(sizes)}
+    if len(ticks) > 1:
+        axes.set_xticks(list(ticks), labels=list(ticks.values()))
+    axes.minorticks_off()
 
 
 _ROW = "{:16}{:>11}{:>12}{:>12}{:>16}{:>12}"

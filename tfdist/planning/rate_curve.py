@@ -1,13 +1,20 @@
-"""Evaluates and plots a search for the learning rate: smoothing, divergence and the suggestion."""
+"""Evaluates and plots searches: smoothing, divergence and the suggestion of a learning rate; speed of batch sizes."""
 
 import dataclasses
 import io
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tfdist.errors import byte_size
+from tfdist.planning.batch_size import BatchSizes
 from tfdist.reporting.run_summary import describe_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DIVERGED = 4.0  # times the lowest mean of the loss, as in fastai and Lightning
 _MAX_LOSS_RATIO = 2.0  # times the first loss, above which the search ends
@@ -146,14 +153,15 @@ def _steepest(losses: Sequence[float], smoothed: np.ndarray) -> int | None:
 _LIGHT, _DARK, _MARK, _GRAY = "#7fb3d9", "#12598f", "#c55a11", "#888888"
 
 
+_GIB = 2**30
+_LIGHT, _DARK, _MARK, _GRAY = "#7fb3d9", "#12598f", "#c55a11", "#888888"
+
+
 def plot_learning_rates(result: LearningRates) -> bytes:
     """Plots the result of a search for the learning rate; returns the contents of a PNG file."""
-    from matplotlib.figure import Figure  # imported late, because it takes 0.4 s
-
-    figure = Figure(figsize=(8, 4.8), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    title = f"Loss by learning rate, batch size {result.batch_size}"
-    describe_axes(axes, title, "learning rate (logarithmic)", "loss")
+    figure, axes = _figure(
+        f"Loss by learning rate, batch size {result.batch_size}", "learning rate (logarithmic)", "loss"
+    )
     axes.set_xscale("log")
     axes.plot(result.rates, result.losses, color=_LIGHT, linewidth=1.2, label="loss of each step")
     axes.plot(result.rates, result.smoothed, color=_DARK, linewidth=2.0, label="smoothed")
@@ -173,6 +181,55 @@ def plot_learning_rates(result: LearningRates) -> bytes:
         lowest = min([low, *(loss for loss in result.losses if loss <= high + margin)])
         axes.set_ylim(lowest - margin, high + 2 * margin)
     axes.legend(frameon=False)
+    return _png(figure)
+
+
+def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
+    """Plots speed and memory by batch size; returns the contents of a PNG file."""
+    sizes = [trial.batch_size for trial in result.usable_trials]
+    speeds = [trial.examples_per_second for trial in result.usable_trials]
+    failed_sizes = [trial.batch_size for trial in result.trials if trial.failure]
+    limit = result.memory_bytes / _GIB
+    figure, speed_axes = _figure(title, "global batch size (examples)", "examples/s")
+    memory_axes = speed_axes.twinx()
+    speed_axes.set_xscale("log", base=2)
+    speed_axes.plot(sizes, speeds, color=_DARK, linewidth=1.8, marker="o", markersize=5, label="examples/s")
+    if best := result.fastest:
+        label = f"fastest: {best.batch_size}"
+        speed_axes.plot(
+            [best.batch_size], [best.examples_per_second], "*", color=_MARK, markersize=15, zorder=3, label=label
+        )
+    memory = [trial.memory_bytes / _GIB for trial in result.usable_trials]
+    memory_axes.plot(sizes, memory, color=_LIGHT, linewidth=1.4, marker="s", markersize=4, label="memory")
+    memory_axes.axhline(
+        limit, color=_GRAY, linewidth=1.0, linestyle=":", label=f"limit: {byte_size(result.memory_bytes)}"
+    )
+    if failed_sizes:
+        memory_axes.plot(
+            failed_sizes, [limit] * len(failed_sizes), "x", color=_GRAY, markersize=8, label="does not fit"
+        )
+    speed_axes.set_xticks([*sizes, *failed_sizes], [str(size) for size in (*sizes, *failed_sizes)], rotation=45)
+    speed_axes.minorticks_off()
+    memory_axes.set_ylabel("memory (GiB)")
+    speed_axes.set_ylim(bottom=0)
+    memory_axes.set_ylim(bottom=0)
+    memory_axes.spines["top"].set_visible(False)
+    handles = [handle for axes in (speed_axes, memory_axes) for handle in axes.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=5)
+    return _png(figure)
+
+
+def _figure(title: str, horizontal: str, vertical: str) -> "tuple[Figure, Axes]":
+    # Imported late, because it takes 0.4 s.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.8), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    describe_axes(axes, title.replace("$", r"\$"), horizontal, vertical)
+    return figure, axes
+
+
+def _png(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
