@@ -89,14 +89,25 @@ def accumulation() -> None:
     )
     found["2 sparse passes"] = trained(embedding_model(), optimizer, IDS, passes=2)
     for where in ("eager", "graph"):
-        first, both = keras.Variable([0.0]), keras.Variable([0.0])
+        first, second, both = keras.Variable([0.0]), keras.Variable([0.0]), keras.Variable([0.0])
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
-        for variables, gradients in [([first, both], [1.0, 4.0]), ([both, first], [8.0, None])] * 2:
+        optimizer.build([first, second, both])
+        for variables, gradients in [([first, second, both], [1.0, None, 4.0]), ([both, second], [8.0, 2.0])] * 2:
             given = [None if x is None else tf.constant([x * (1 + hvd.rank())]) for x in gradients]
             apply = functools.partial(optimizer.apply, given, variables)
             (apply if where == "eager" else tf.function(apply))()
-        found[f"passes without some gradients, {where}"] = [float(v[0]) for v in (first, both)]
-    found["a later first gradient"] = refused(lambda: optimizer.apply([tf.ones([1])], [keras.Variable([0.0])]))
+        found[f"passes without some gradients, {where}"] = [float(v[0]) for v in (first, second, both)]
+    known = tf.function(lambda: optimizer.apply([tf.ones([1]), None], [both, unseen]))
+    unseen = keras.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    optimizer.build([both, unseen])
+    known()
+    known()
+    optimizer.apply([tf.ones([1])], [unseen])
+    try:
+        known()
+    except tf.errors.InvalidArgumentError as error:
+        found["a gradient after tracing"] = str(error)
     # A NaN in the first of two passes of a step must not affect the next step.
     variable = keras.Variable([1.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)

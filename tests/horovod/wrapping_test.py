@@ -50,9 +50,10 @@ def test_a_schedule_that_cannot_be_saved_is_an_error_of_one_line():
 
 
 @pytest.mark.parametrize("spoil", [pickle.dumps, copy.copy], ids=["pickle", "copy"])
-def test_what_would_come_back_as_a_plain_optimizer_is_an_error(spoil):
+@pytest.mark.parametrize("wrap", [lambda one: one, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
+def test_what_would_come_back_as_a_plain_optimizer_is_an_error(spoil, wrap):
     with pytest.raises(InputError, match="A distributed optimizer cannot be pickled. Received: "):
-        spoil(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        spoil(wrap(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))))
 
 
 def test_a_model_is_compiled_with_a_keyword_of_older_scripts(tmp_path):

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import pickle
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,10 +26,11 @@ def patch_keras() -> None:
 
     After `init`, models are trained and evaluated without XLA, because any step may communicate and XLA cannot compile
     communication. A loss scale around a distributed optimizer checks the gradients of all ranks, which then apply or
-    skip a step together. `compile` ignores `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
+    skip a step together; it cannot be pickled, either. `compile` ignores `experimental_run_tf_function`, which Horovod's
+    scripts for TensorFlow 2 pass.
     """
     loss_scale_class = keras.optimizers.LossScaleOptimizer
-    original_check_finite = loss_scale_class.check_finite
+    original_check_finite, original_reduce = loss_scale_class.check_finite, loss_scale_class.__reduce__
     # Keras compares the `compile` of this class with the `compile` of each model.
     trainer: Any = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
     original_compile = trainer.compile
@@ -61,10 +63,16 @@ def patch_keras() -> None:
         [count] = collectives.all_reduce([tf.reshape(false_count, [1])], name="finite")
         return tf.equal(count[0], 0.0)
 
+    @functools.wraps(original_reduce)
+    def __reduce__(self: keras.optimizers.LossScaleOptimizer) -> Any:
+        if is_distributed(self.inner_optimizer):
+            pickle.dumps(self.inner_optimizer)  # raises InputError
+        return original_reduce(self)
+
     for name in ("make_train_function", "make_test_function"):
         setattr(keras.Model, name, without_xla(getattr(keras.Model, name)))
     trainer.compile = compile
-    loss_scale_class.check_finite = check_finite
+    loss_scale_class.check_finite, loss_scale_class.__reduce__ = check_finite, __reduce__
 
 
 on_init.append(patch_keras)

@@ -22,10 +22,9 @@ class Accumulation:
         if not is_integer(passes) or passes < 1:
             raise InputError(f"backward_passes_per_step must be an integer of at least 1. Received: {passes!r}.")
         self.passes, self.average = int(passes), average
-        self._sums: dict[
-            int, tuple[Any, tf.Variable]
-        ] = {}  # variables with a gradient in the first pass, and their sums
+        self._sums: dict[int, tuple[Any, tf.Variable]] = {}  # variables that have had a gradient, and their sums
         self._count: tf.Variable | None = None
+        self._variable_count: tf.Variable | None = None  # number of these variables, which may change after tracing
 
     def reset_state(self) -> None:
         """Discards the passes since the last update."""
@@ -34,39 +33,53 @@ class Accumulation:
         self._reset()
 
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Tensor:
-        """Adds the gradients of a pass; returns a scalar bool, whether the pass was the last one of a step.
+        """Adds the gradients of a pass; returns a scalar bool, whether the pass was the last one of a step."""
+        count = self._build(gradients, variables)
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is not None:
+                _, total = self._sums[key_of(variable)]
+                total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
+        return tf.equal(count.assign((count + 1) % self.passes), 0)
 
-        Raises:
-          InputError: a variable without a gradient in the first pass of all has one.
+    def pop_sums(self, variables: Sequence[Any]) -> tuple[list[Gradient], list[Any]]:
+        """Returns the sums, or means, of a step and their variables, and resets the sums.
+
+        The variables of the last pass come first, with None for variables that have never had a gradient. All other variables
+        that have had a gradient in any pass follow, with zeros if they had none in this step.
         """
-        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-        if self._count is None:
-            with tf.init_scope():
-                self._count = tf.Variable(0, trainable=False, name="backward_passes")
-                for gradient, variable in pairs:
-                    total = tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False)
-                    self._sums[key_of(variable)] = variable, total
-        for gradient, variable in pairs:
-            if key_of(variable) not in self._sums:
-                raise InputError(
-                    "backward_passes_per_step: every variable needs a gradient in the first pass. Received: the first one "
-                    f"of {variable.name} in a later pass. Pass zeros instead of None."
-                )
-            _, total = self._sums[key_of(variable)]
-            total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
-        return tf.equal(self._count.assign((self._count + 1) % self.passes), 0)
-
-    def pop_sums(self) -> tuple[list[tf.Tensor], list[Any]]:
-        """Returns the sums, or means, of a step and their variables, and resets the sums."""
-        divisor = self.passes if self.average else 1
-        values = [total.read_value() / divisor for _, total in self._sums.values()]
-        with tf.control_dependencies(values):
+        sums = {key: total for key, (_, total) in self._sums.items()}
+        keys = {key_of(variable) for variable in variables}
+        all_variables = [*variables, *(variable for key, (variable, _) in self._sums.items() if key not in keys)]
+        with tf.control_dependencies([self._assert_all_traced()] if tf.inside_function() else []):
+            divisor = self.passes if self.average else 1
+            values = {key: total.read_value() / divisor for key, total in sums.items()}
+        with tf.control_dependencies(list(values.values())):
             self._reset()
-        return values, [variable for variable, _ in self._sums.values()]
+        return [values.get(key_of(variable)) for variable in all_variables], all_variables
 
     def _reset(self) -> None:
         for _, total in self._sums.values():
             total.assign(tf.zeros(total.shape, total.dtype))  # not a product with 0, which keeps NaN
+
+    def _assert_all_traced(self) -> tf.Operation:
+        return tf.debugging.assert_equal(
+            self._variable_count,
+            len(self._sums),
+            "backward_passes_per_step: a variable had its first gradient after this tf.function was traced, which would not "
+            "update it. Pass zeros instead of None, or pass the variable's gradient to apply before the function is called",
+        )
+
+    def _build(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Variable:
+        with tf.init_scope():
+            if self._count is None or self._variable_count is None:
+                self._count = tf.Variable(0, trainable=False, name="backward_passes")
+                self._variable_count = tf.Variable(0, trainable=False, name="variables_with_gradients")
+            for gradient, variable in zip(gradients, variables, strict=True):
+                if gradient is not None and key_of(variable) not in self._sums:
+                    total = tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False)
+                    self._sums[key_of(variable)] = variable, total
+                    self._variable_count.assign(len(self._sums))
+        return self._count
 
 
 class Distributed:
@@ -94,7 +107,7 @@ class Distributed:
                 self.build(variables)  # type: ignore[attr-defined]
 
         def update() -> tf.Tensor:
-            sums, all_variables = self.accumulation.pop_sums()
+            sums, all_variables = self.accumulation.pop_sums(variables)
             base(self.reduction(sums, all_variables, self.local_keys), all_variables)
             return tf.constant(True)
 
