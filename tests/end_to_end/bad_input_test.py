@@ -70,7 +70,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "mesh does not divide the batch": (f"{MESH}:4 --batch_size=6", "--batch_size=6", "4 replicas", "4 or 8"),
     "axis without sharding": (f"{MESH}:4 --shard_axis=data", "--shard_axis=data", "--shard=none"),
-    "commits never": ("--commit_dir=full", "--commit_dir=full", "add --commit_every"),
+    "commits never": ("--commit_dir=full", "--commit_dir=full", "needs --commit_every: add it"),
     "learning rate twice": (
         "--optimizer=sgd(learning_rate=0.1) --learning_rate=0.2",
         "--learning_rate=0.2",

@@ -79,6 +79,14 @@ def _row_slicer(batch: Any, micro_steps: int, rows: tf.Tensor, step_count: tf.Te
 
 
 def _shard_slicer(batch: Any, micro_steps: int, shards: int) -> Callable[[int], Any]:
+    rows = tf.nest.flatten(batch)[0].shape[0]
+    if rows % (shards * micro_steps):
+        raise InputError(
+            "Every micro-step needs the same number of rows of each shard of a batch. Received: a batch of "
+            f"{rows} rows, {shards} shards and {micro_steps} micro-steps. Use a multiple of {shards * micro_steps} rows, or "
+            "leave out accumulate_steps."
+        )
+
     def split(x: tf.Tensor) -> tf.Tensor:
         return tf.reshape(x, [shards, micro_steps, x.shape[0] // (shards * micro_steps), *x.shape[1:]])
 
