@@ -3,12 +3,12 @@
 import keras
 import numpy as np
 import pytest
+from tfdist.strategies.parameter_server import ParameterServer
 
 import tfdist
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
-from tfdist.strategies.parameter_server import ParameterServer
 
 FULL = pytest.mark.full
 RNG = np.random.default_rng(0)
