@@ -68,14 +68,30 @@ def test_constraints_of_weights_hold_after_an_exchange(sync, float64):
         np.testing.assert_allclose(np.linalg.norm(copy, axis=0), 1, rtol=1e-6)
 
 
+class Rprop(keras.optimizers.Optimizer):
+    """Steps that begin at 0.1 and grow: a user's optimizer whose state does not begin at zero."""
+
+    def build(self, variables):
+        """Creates a step for each element."""
+        super().build(variables)
+        begin = keras.initializers.Constant(0.1)
+        self._steps = [self.add_variable_from_reference(v, "step", initializer=begin) for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Makes steps of the size of the state."""
+        step = self._steps[self._get_variable_index(variable)]
+        self.assign_sub(variable, learning_rate * step * keras.ops.sign(gradient))
+        self.assign(step, 1.2 * step)
+
+
 def test_a_reset_restores_initial_values_other_than_zero(mirrored3):
     with mirrored3.scope():
-        adagrad = keras.optimizers.Adagrad(0.01, initial_accumulator_value=0.1)
-    trained(mirrored3, "local_sgd(period=4, state=reset)", steps=4, optimizer=adagrad)
-    for slot in keras_internals.slots(adagrad):
+        rprop = Rprop(0.01)
+    trained(mirrored3, "local_sgd(period=4, state=reset)", steps=4, optimizer=rprop)
+    for slot in keras_internals.slots(rprop):
         assert np.stack(of_replicas(mirrored3, slot)) == pytest.approx(0.1, rel=1e-6)
-    with pytest.raises(InputError, match="must begin at constants. Received: Adagrad, .*has already been updated"):
-        trained(mirrored3, "local_sgd(period=4, state=reset)", steps=4, optimizer=adagrad)
+    with pytest.raises(InputError, match="must begin at constants. Received: Rprop, .*has already been updated"):
+        trained(mirrored3, "local_sgd(period=4, state=reset)", steps=4, optimizer=rprop)
 
 
 @pytest.mark.parametrize("sync", ["local_sgd(period=4, state=reset)", "fedavg(clients=3)"])

@@ -144,7 +144,7 @@ def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, 
     trainer = make_trainer(mirrored2, **OPTIONS[name])
     state = trainer.program.run_variables(trainer.train_state.callbacks)
     kept = {name: held for name, held in state._variables.items() if not name.startswith(prefix)}
-    monkeypatch.setattr(state, "_match_names", lambda checkpoint: {name: name for name in kept})
+    monkeypatch.setattr(state, "_match_names", lambda *_: {name: name for name in kept})
     state._variables = kept
     states = state._states
     monkeypatch.setattr(state, "_states", lambda c, p: {} if p == prefix else states(c, p))
