@@ -170,7 +170,7 @@ def record_static_row_reads() -> Iterator[list[str]]:
     notes: list[str] = []
 
     def record(caller: types.FrameType) -> None:
-        if not caller.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+        if _is_user_code(caller.f_code.co_filename):
             location = f"{_shortest_path(caller.f_code.co_filename)}:{caller.f_lineno}"
             notes.append(f"the number of rows is read from a static shape, not by keras.ops.shape, in {location}")
 
@@ -182,8 +182,9 @@ def record_static_row_reads() -> Iterator[list[str]]:
 
     def recording_iter(shape: tf.TensorShape) -> Iterator[Any]:
         caller = sys._getframe(1)
-        if shape.rank and getitem(shape, 0) is None and _reads_first_variable(caller):
-            record(caller)
+        if _is_user_code(caller.f_code.co_filename) and shape.rank and getitem(shape, 0) is None:
+            if _reads_first_variable(caller):  # costs 2 ms
+                record(caller)
         return iterate(shape)
 
     class RecordingList(list):
@@ -214,6 +215,10 @@ def _reads_first_variable(frame: types.FrameType) -> bool:
     return any(operands[index + 1][0] in names for names in loads)
 
 
+def _is_user_code(filename: str) -> bool:
+    return not filename.startswith((*_LIBRARIES, "<"))
+
+
 def _shortest_path(name: str) -> str:
     return min(name, os.path.relpath(name), key=len)
 
@@ -228,7 +233,7 @@ def _power_phrase(power: int | None, number: str) -> str:
 
 def _operation_location(operation: Any) -> str:
     """Returns the type of an operation, and the line of user code that created it."""
-    frames = [frame for frame in operation.traceback or [] if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    frames = [frame for frame in operation.traceback or [] if _is_user_code(frame.filename)]
     if not frames:
         return f"{operation.type} {operation.name}"
     return f"{operation.type} in {_shortest_path(frames[-1].filename)}:{frames[-1].lineno}"
