@@ -311,7 +311,7 @@ class PartitionedProgram:
             self._emit_full(tensor.source.op)
             return tensor.full
         if value.numbers is not None and _are_known(value.numbers):
-            return self._scale(local, _powers(value.numbers))
+            return self._full_numbers(value.numbers, local)
         if isinstance(label, Replicated):
             return local
         if isinstance(label, Partial):
@@ -322,6 +322,15 @@ class PartitionedProgram:
             raise NotPartitionedError(f"numbers of rows in {tensor.source.op.name}")
         self._emit_full(tensor.source.op)
         return tensor.full
+
+    def _full_numbers(self, numbers: np.ndarray, local: tf.Tensor) -> tf.Tensor:
+        """Returns the full form of known numbers, bitwise the same on all replicas unless it depends on other dims."""
+        powers = _powers(numbers)
+        if not np.any(powers) or any(len(number.powers) > bool(number.power) for number in numbers.flat):
+            return self._scale(local, powers)
+        coefficients = np.vectorize(lambda number: float(number.coefficient), otypes=[float])(numbers)
+        full = coefficients * tf.cast(self._batch_size, tf.float64) ** tf.constant(powers, tf.float64)
+        return tf.cast(full if local.dtype.is_floating else tf.round(full), local.dtype)
 
     def _reduce(self, tensors: Sequence[_Tensor]) -> None:
         """Sums partial sums over replicas; half-precision values are summed in single precision, as on one device."""
