@@ -1,7 +1,7 @@
 """The strategies of tfdist, one file each; installed and imported as `tfdist.strategies`.
 
-Strategies are plug-ins that tfdist loads by name. A strategy may import the packages up to `pipelining` in the list of
-CONTRIBUTING.md, but no other strategy.
+The strategy NAME is the class `STRATEGY` of NAME.py, with its options in `tfdist.config.strategy_registry`. It imports none of
+the packages of a run, such as `step`, `trainer` and `cli`, and no other strategy.
 """
 
 if __name__ != "tfdist.strategies":

@@ -1,5 +1,5 @@
 """The `Strategy` interface, lookup of strategies by name, and the engines that strategies share.
 
-This package starts tf.distribute, DTensor, TensorFlow's servers and Horovod's rendezvous. Strategies are plug-ins in the
-top-level directory `strategies/`, imported as `tfdist.strategies`.
+A `Strategy` also differentiates and updates variables (`gradients`, `apply`). `factory.start` imports `tfdist.strategies.NAME`
+from the top-level directory `strategies/`; the constructor of the strategy joins the job's group and starts its engine.
 """

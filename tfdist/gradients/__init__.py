@@ -1,7 +1,7 @@
 """Gradient processing between the backward pass and the optimizer: reduction, accumulation, clipping, loss scaling.
 
-A reducer sums tensors over replicas and does not know that they are gradients. Compression methods are in
-`compression/`.
+In a step, gradients are unscaled, accumulated over micro-steps, reduced, and then clipped. A reducer sums tensors over replicas
+and does not know that they are gradients. Compression methods are in `compression/`.
 """
 
 from tfdist.gradients.accumulation import Clip, accumulate_gradients

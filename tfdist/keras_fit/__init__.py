@@ -1,7 +1,8 @@
 """Keras's own `fit`, `evaluate` and `predict` on a strategy's replicas, including models with a custom `train_step`.
 
-`patches` has the table of all patched names of Keras, and `step_labels` derives how to combine the values of replicas. Models
-with Keras's own step use `tfdist.step`, like a `Trainer`; `training_steps` also has the custom ones.
+Keras's loop and callbacks stay; `distributed_model` replaces its data and its training function, and `patches` has the table of
+all patched names. `step_labels` labels the rows of all steps, and so chooses how they run: models with Keras's own step use
+`tfdist.step`, like a `Trainer`; `training_steps` also has the custom ones.
 """
 
 from tfdist.keras_fit.distributed_model import Distributed

@@ -1,6 +1,6 @@
 """Layers that communicate or have a row per key, sharding constraints on activations, and activation checkpointing.
 
-All other layers come from Keras.
+`mesh_layouts` implements the layouts of tensors on a mesh. All other layers come from Keras.
 """
 
 from tfdist.layers.dynamic_embedding import DynamicEmbedding

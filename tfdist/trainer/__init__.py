@@ -1,4 +1,5 @@
 """`Trainer`, which binds a Keras model to its optimizer and strategy, the fit loop, and the inspections between its steps.
 
-The compiled training step is in `tfdist.step`; Keras's own `fit` on replicas is in `tfdist.keras_fit`.
+A `Program` is the built model with its compiled functions, `FitLoop` a call of `fit`, and `TrainState` what is saved besides
+variables. The compiled step is in `tfdist.step`; Keras's own `fit` on replicas is in `tfdist.keras_fit`.
 """
