@@ -19,6 +19,7 @@ from tfdist.config.layouts import (
     Shard,
     layout_by_rules,
     resolve_optional_dims,
+    unused_rule_warnings,
 )
 from tfdist.config.mesh import Mesh
 from tfdist.distribution.variable_layouts import (
@@ -465,6 +466,7 @@ class Plan:
     Attributes:
       mesh: mesh of the plan.
       rules: axis by dim.
+      shard: sharding of the state.
       variables: the model's variables.
       traffic: communication of a step.
       activations: bytes of the layers' outputs for the rows of one device.
@@ -475,12 +477,18 @@ class Plan:
 
     mesh: Mesh
     rules: Mapping[str, str]
+    shard: Shard
     variables: list[VariablePlan]
     traffic: list[Traffic]
     activations: int
     dims: frozenset[str]
     unknown_layers: list[str]
     unclear_layers: list[str]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about rules and axes without effect."""
+        return unused_rule_warnings(self.rules, self.dims, self.shard, self.mesh)
 
     def totals(self) -> dict[str, int]:
         """Returns the bytes per device."""
@@ -561,7 +569,9 @@ class AbstractModel:
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
         dims = frozenset(activations.dims | attends | set(self.dims))
         unclear_layers = list(find_unclear_layers(self._layers, activations))
-        return Plan(mesh, rules, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers)
+        return Plan(
+            mesh, rules, shard, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers
+        )
 
     def device_bytes(self, plan: Plan) -> Callable[[keras.Variable], int]:
         """Returns a function that returns the bytes of a variable on each device; only trainable variables are sharded."""
@@ -616,8 +626,8 @@ def planned_model(config: LayoutConfig) -> AbstractModel:
 
 def cheapest_layout(
     abstract_model: AbstractModel, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int, memory: float
-) -> tuple[dict[str, str], Plan]:
-    """Returns the layout with the least communication that fits into memory.
+) -> Plan:
+    """Returns the plan with the least communication that fits into memory.
 
     Tries all assignments of dims to axes other than the batch's, except for dims whose communication is not fully known;
     see `uncounted_rules`.
@@ -631,8 +641,7 @@ def cheapest_layout(
       memory: bytes per device, for state and activations.
 
     Returns:
-      The rules and their plan: those with the fewest unclear layers, then the least communication, then the least memory,
-      then the fewest rules.
+      The plan with the fewest unclear layers, then the least communication, then the least memory, then the fewest rules.
 
     Raises:
       InputError: there are too many assignments, or none fits into memory.
@@ -652,9 +661,7 @@ def cheapest_layout(
         with contextlib.suppress(InputError):
             plan = abstract_model.plan(mesh, candidate_rules, shard, batch_size)
             sent_bytes, device_bytes = sum(item.bytes for item in plan.traffic), sum(plan.totals().values())
-            plans.append(
-                (len(plan.unclear_layers), sent_bytes, device_bytes, len(candidate_rules), candidate_rules, plan)
-            )
+            plans.append((len(plan.unclear_layers), sent_bytes, device_bytes, len(candidate_rules), plan))
     fitting = [item for item in plans if item[2] <= memory]
     if not fitting:
         min_bytes = min((item[2] for item in plans), default=math.inf)
@@ -663,8 +670,7 @@ def cheapest_layout(
             f"layouts, the smallest of which takes {min_bytes / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
             "more memory."
         )
-    *_, candidate_rules, plan = min(fitting, key=lambda item: item[:4])
-    return candidate_rules, plan
+    return min(fitting, key=lambda item: item[:4])[-1]
 
 
 def uncounted_rules(rules: Mapping[str, str]) -> list[str]:
