@@ -209,11 +209,7 @@ DECAYS: Mapping[str, type[Decay]] = {
 
 
 def parse_decay(text: str) -> Decay:
-    """Parses a name in `DECAYS` with its arguments, such as `cosine(to=0.0)`, or `package.module:function(...)`.
-
-    Raises:
-      InputError: the name or a parameter is unknown or out of range.
-    """
+    """Parses a name in `DECAYS` with its arguments, such as `cosine(to=0.0)`, or `package.module:function(...)`."""
     if ":" in text.partition("(")[0]:
         return CustomDecay(parse(text))
     own = " For your own, use package.module:function"

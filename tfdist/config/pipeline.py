@@ -43,9 +43,6 @@ def parse_cut(text: str) -> BalancedCut | LayerCut:
     """Parses `auto`, `balanced(by=time)`, or names of layers, separated by commas.
 
     `auto` is `balanced(by=memory)`, which does not depend on measurements.
-
-    Raises:
-      InputError: `text` has none of these forms, or repeats a name.
     """
     text = text.strip()
     if text == AUTO:
@@ -129,11 +126,7 @@ NO_FLUSH_SCHEDULES = (PipeDream, TwoBW)
 
 
 def parse_pipeline_schedule(text: str) -> PipelineSchedule:
-    """Parses the value of `--pipeline_schedule`, such as `1f1b` or `interleaved(chunks=2)`.
-
-    Raises:
-      InputError: the name or a parameter is unknown or out of range.
-    """
+    """Parses the value of `--pipeline_schedule`, such as `1f1b` or `interleaved(chunks=2)`."""
     return parse_kind(text, SCHEDULE_CLASSES, "pipeline schedule")
 
 
@@ -156,10 +149,8 @@ _FLUSH_RULES = {
 def check_without_flush(schedule: str, **options: Any) -> None:
     """Raises `InputError` for an option that a schedule without a flush does not support.
 
-    Args:
-      schedule: as in `--pipeline_schedule`; schedules with a flush support all options.
-      **options: values of flags; also `loss_scale`, the flag that scales the loss, and `shared`, the path of a variable of
-        several stages. Empty values, 0 and "none" are accepted.
+    `options` are values of flags; also `loss_scale`, the flag that scales the loss, and `shared`, the path of a
+    variable of several stages. Empty values, 0 and "none" are accepted.
     """
     parsed_schedule = parse_pipeline_schedule(schedule)
     if not isinstance(parsed_schedule, NO_FLUSH_SCHEDULES):

@@ -12,16 +12,9 @@ _BYTE_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*"
 
 
 def parse_byte_size(size: int | str, name: str) -> int:
-    """Returns a size in bytes.
+    """Returns a size in bytes, at least 1, of a number or a string such as "2GiB", "1.5 GiB" or "500MB".
 
-    Units are powers of 1024: `64KB`, `64KiB`, `64K` and `64kb` are equal.
-
-    Args:
-      size: a number, or a string such as "2GiB", "1.5 GiB" or "500MB".
-      name: name of the size, for the error message.
-
-    Raises:
-      InputError: the size is invalid or less than 1.
+    Units are powers of 1024: `64KB`, `64KiB`, `64K` and `64kb` are equal. `name` is that of the size, for messages.
     """
     match = _BYTE_SIZE.fullmatch(str(size))
     power = " KMGT".index((match[2] or " ").upper()) if match else 0
@@ -95,11 +88,7 @@ Search = LearningRateSearch | BatchSizeSearch
 
 
 def parse_search(text: str) -> Search:
-    """Parses `name` or `name(key=value, ...)`, with the attributes of the class of that name as keys.
-
-    Raises:
-      InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
-    """
+    """Parses `name` or `name(key=value, ...)`, with the attributes of the class of that name as keys."""
     kinds: dict[str, Any] = {kind.name: kind for kind in (LearningRateSearch, BatchSizeSearch)}
     search: Search = parse_kind(text, kinds, "search", words=("memory", "launcher"))
     return search

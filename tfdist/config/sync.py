@@ -349,9 +349,5 @@ SYNCS: dict[str, type[Sync]] = {
 
 
 def parse_sync(text: str) -> Sync:
-    """Parses the value of `--sync`, such as `local_sgd(period=8)`.
-
-    Raises:
-      InputError: the name or a parameter is unknown or out of range.
-    """
+    """Parses the value of `--sync`, such as `local_sgd(period=8)`."""
     return parse_kind(text, SYNCS, "synchronization method", words=("state", "client_sizes"))
