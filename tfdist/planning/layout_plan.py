@@ -37,15 +37,10 @@ from tfdist.optimizers.catalog import average_weights, create_optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """Layout of one tensor between layers.
+    """Layout of one tensor between layers."""
 
-    Attributes:
-      axes: for each dim, the axis over which it is sharded, or None.
-      bytes: bytes per device.
-    """
-
-    axes: tuple[str | None, ...]
-    bytes: int
+    axes: tuple[str | None, ...]  # for each dim, the axis over which it is sharded, or None
+    bytes: int  # bytes per device
 
     @property
     def sequence_axes(self) -> list[str]:
@@ -69,14 +64,9 @@ class Activations:
         rules: Mapping[str, str],
         rows: int,
     ):
-        """Propagates dim names through layers.
+        """Propagates dim names through layers, which are in the order of computation, for a global batch of `rows`.
 
-        Args:
-          layers: layers in the order of computation, with known inputs and outputs.
-          variables: dim names of each variable, by its id.
-          mesh: mesh to plan for.
-          rules: axis by dim.
-          rows: number of rows of a global batch.
+        `variables` are the dim names of each variable, by its id.
         """
         self.mesh, self.rules, self._rows = mesh, rules, rows
         self._names: dict[int, Dims] = {}
@@ -159,19 +149,12 @@ def _shape(tensor: keras.KerasTensor, rows: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """One collective of a step, or several that the engine combines.
+    """One collective of a step, or several that the engine combines."""
 
-    Attributes:
-      purpose: what is sent, for tables.
-      kind: operation.
-      axis: axis along which devices communicate; several are joined by &.
-      bytes: bytes of a device's tensor.
-    """
-
-    purpose: str
-    kind: str
-    axis: str
-    bytes: int
+    purpose: str  # what is sent, for tables
+    kind: str  # operation
+    axis: str  # axis along which devices communicate; several are joined by &
+    bytes: int  # bytes of a device's tensor
 
 
 _KEYS = ("key", "value")  # projections in Keras's attention layers
@@ -241,11 +224,8 @@ def gradient_communication(
 ) -> Iterator[Traffic]:
     """Yields the sums of gradients over axes along which their layers have different rows or parts of a sequence.
 
-    Args:
-      layers: layers with known inputs.
-      activations: activations of these layers.
-      sizes: by id of each trainable variable, bytes per device of the computed gradient.
-      shard: sharding of the state; sharded gradients are not combined, because they do not exist at the same time.
+    `sizes` are, by id of each trainable variable, bytes per device of the computed gradient. Sharded gradients are not
+    combined, because they do not exist at the same time.
     """
     bytes_by_axes: dict[tuple[str, ...], int] = collections.Counter()
     axes_of: dict[int, list[str]] = {}
@@ -410,25 +390,15 @@ _UNCOUNTED_DIMS = ("embed", "head_dim")  # if these are sharded, operations betw
 
 @dataclasses.dataclass(frozen=True)
 class VariablePlan:
-    """The plan of one variable.
+    """The plan of one variable."""
 
-    Attributes:
-      path: path of the variable.
-      dims: names of its dims, with * for a dim without a name.
-      shape: static shape.
-      bytes: bytes of the unsharded variable.
-      placement: its layouts.
-      slots: number of variables of this shape in the optimizer's state.
-      trainable: whether it has a gradient.
-    """
-
-    path: str
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    bytes: int
-    placement: Placement
-    slots: int
-    trainable: bool
+    path: str  # path of the variable
+    dims: tuple[str, ...]  # names of its dims, with * for a dim without a name
+    shape: tuple[int, ...]  # static shape
+    bytes: int  # bytes of the unsharded variable
+    placement: Placement  # its layouts
+    slots: int  # number of variables of this shape in the optimizer's state
+    trainable: bool  # whether it has a gradient
 
     @property
     def optimizer_bytes(self) -> int:
@@ -461,28 +431,18 @@ class VariablePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The plan of a step; see `AbstractModel.plan`.
+    """The plan of a step; see `AbstractModel.plan`."""
 
-    Attributes:
-      mesh: mesh of the plan.
-      rules: axis by dim.
-      shard: sharding of the state.
-      variables: the model's variables.
-      traffic: communication of a step.
-      activations: bytes of the layers' outputs for the rows of one device.
-      dims: names of dims to which rules may refer.
-      unknown_layers: nested layers, whose communication and memory are not counted because their shapes are not known.
-      unclear_layers: layers whose layout is chosen by the engine, so their communication is not fully counted.
-    """
-
-    mesh: Mesh
-    rules: Mapping[str, str]
-    shard: Shard
-    variables: list[VariablePlan]
-    traffic: list[Traffic]
-    activations: int
-    dims: frozenset[str]
+    mesh: Mesh  # mesh of the plan
+    rules: Mapping[str, str]  # axis by dim
+    shard: Shard  # sharding of the state
+    variables: list[VariablePlan]  # the model's variables
+    traffic: list[Traffic]  # communication of a step
+    activations: int  # bytes of the layers' outputs for the rows of one device
+    dims: frozenset[str]  # names of dims to which rules may refer
+    # Nested layers, whose communication and memory are not counted because their shapes are not known.
     unknown_layers: list[str]
+    # Layers whose layout is chosen by the engine, so their communication is not fully counted.
     unclear_layers: list[str]
 
     @property
@@ -539,17 +499,7 @@ class AbstractModel:
         }
 
     def plan(self, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int) -> Plan:
-        """Plans a step.
-
-        Args:
-          mesh: mesh to plan for.
-          rules: axis by dim, including `batch`.
-          shard: sharding of the state.
-          batch_size: number of rows of a global batch.
-
-        Raises:
-          InputError: a rule cannot be applied.
-        """
+        """Plans a step, given the axis of each dim, with `batch`; raises `InputError` if a rule cannot be applied."""
         variables = [self._plan_variable(uninitialized, mesh, rules, shard) for uninitialized in self._uninitialized]
         activations = Activations(self._layers, self._dims_by_variable, mesh, rules, batch_size)
         tables = {id(table) for table in keras_internals.embeddings(self.model)}
@@ -627,21 +577,11 @@ def planned_model(config: LayoutConfig) -> AbstractModel:
 def cheapest_layout(
     abstract_model: AbstractModel, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int, memory: float
 ) -> Plan:
-    """Returns the plan with the least communication that fits into memory.
+    """Returns the plan with the least communication whose state and activations fit into a device's memory in bytes.
 
-    Tries all assignments of dims to axes other than the batch's, except for dims whose communication is not fully known;
-    see `uncounted_rules`.
-
-    Args:
-      abstract_model: the model to plan.
-      mesh: mesh to plan for.
-      rules: fixed rules, including `batch`.
-      shard: sharding of the state.
-      batch_size: number of rows of a global batch.
-      memory: bytes per device, for state and activations.
-
-    Returns:
-      The plan with the fewest unclear layers, then the least communication, then the least memory, then the fewest rules.
+    Tries all assignments of dims to axes other than the batch's in addition to `rules`, except for dims whose
+    communication is not fully known; see `uncounted_rules`. Prefers the fewest unclear layers, then the least
+    communication, then the least memory, then the fewest rules.
 
     Raises:
       InputError: there are too many assignments, or none fits into memory.
