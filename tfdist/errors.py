@@ -62,7 +62,7 @@ MEANINGS |= {ExitCode.NOT_FINITE: "loss not finite", ExitCode.PEER_LOST: "a peer
 
 
 def is_external_failure(code: int) -> bool:
-    """Returns whether a process with an exit code failed for an external reason: a signal, lack of memory, or a lost peer."""
+    """Returns whether a process failed for an external reason: a signal, lack of memory, or a lost peer."""
     return code > SIGNAL_OFFSET or code in (ExitCode.PEER_LOST, ExitCode.OUT_OF_MEMORY)
 
 

@@ -25,11 +25,7 @@ from tfdist.launcher.job_controller import MAX_EARLY_FAILURES, MAX_LATER_FAILURE
 
 
 def check_program(name: str) -> None:
-    """Checks that a program can be started, before the launcher creates logs and connects to other hosts.
-
-    Raises:
-      InputError: the program cannot be started.
-    """
+    """Raises `InputError` if a program cannot be started, before the launcher creates logs and connects to hosts."""
     if not shutil.which(name):
         remedy = f"Write python {name}" if name.endswith(".py") else "Correct it, or give its path"
         raise InputError(
@@ -109,11 +105,7 @@ def main(arguments: list[str], values: flags.FlagValues) -> int:
 
 
 def parse_processes(text: str) -> dict[str, int]:
-    """Parses --processes: N, or MIN:MAX; returns the fields of a `Job`.
-
-    Raises:
-      InputError: it is neither.
-    """
+    """Parses --processes: N, or MIN:MAX; returns the fields of a `Job`."""
     minimum, _, maximum = text.rpartition(":")
     if not maximum.isdecimal() or not (minimum.isdecimal() or maximum == text):
         raise InputError(f'--processes must be a number, or MIN:MAX. Received: "{text}".')

@@ -33,12 +33,7 @@ class TextParser(absl_flags.ArgumentParser[str]):
 
 
 def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainConfig) -> None:
-    """Defines a flag for each field of a configuration.
-
-    Args:
-      flag_values: values on which flags are defined; each command has its own.
-      config_type: `TrainConfig`, or another dataclass whose fields each have a `tfdist.config.fields.Flag`.
-    """
+    """Defines a flag for each field of a dataclass whose fields each have a `tfdist.config.fields.Flag`."""
     ignored_flags = getattr(config_type, "ignored_flags", ())
     topics = {
         field.name: NO_EFFECT_HELP if field.name in ignored_flags else field.metadata["flag"].topic
@@ -71,11 +66,7 @@ def define_flag(
 
 
 def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = TrainConfig) -> Config:  # type: ignore[assignment]  # a TypeVar's default
-    """Returns the configuration of parsed flags.
-
-    Raises:
-      InputError: a flag is out of range, or two flags exclude each other.
-    """
+    """Returns the configuration of parsed flags, or raises its `InputError`."""
     fields = dataclasses.fields(config_type)  # type: ignore[arg-type]  # a dataclass
     values: dict[str, Any] = {field.name: flag_values[field.name].value for field in fields}
     return config_type(**values)
