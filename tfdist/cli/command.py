@@ -115,11 +115,7 @@ def _hint(flag_text: str, known_flags: Mapping[str, Any], program: str) -> str:
 
 
 def _help(
-    program: str,
-    topics: Mapping[str, Sequence[tuple[str, str]]],
-    about: str,
-    arguments: str,
-    examples: Sequence[str],
+    program: str, topics: Mapping[str, Sequence[tuple[str, str]]], about: str, arguments: str, examples: Sequence[str]
 ) -> str:
     """Returns the help of a command; `topics` has the syntax and the description of flags by title."""
     width = min(shutil.get_terminal_size().columns, 120)
@@ -128,11 +124,7 @@ def _help(
     parts = [f"Usage: {program} {flags_text}{arguments}".rstrip()]
     parts += [textwrap.fill(" ".join(about.split()), width)] if about else []
     wrap = functools.partial(
-        textwrap.fill,
-        width=width,
-        subsequent_indent=" " * column,
-        break_long_words=False,
-        break_on_hyphens=False,
+        textwrap.fill, width=width, subsequent_indent=" " * column, break_long_words=False, break_on_hyphens=False
     )
     for topic, lines in topics.items():
         rows = (wrap(text, initial_indent=f"  {name}".ljust(column)) for name, text in lines)

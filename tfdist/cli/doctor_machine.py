@@ -22,13 +22,7 @@ import tfdist
 from tfdist.cli.horovod_build import PATCHED
 from tfdist.cluster.affinity import cpu_quota
 from tfdist.cluster.environment import describe, detect_cluster, hint
-from tfdist.coordination.job_token import (
-    INSECURE_VARIABLE,
-    LOOPBACK,
-    MIN_TOKEN_LENGTH,
-    is_loopback,
-    user_token,
-)
+from tfdist.coordination.job_token import INSECURE_VARIABLE, LOOPBACK, MIN_TOKEN_LENGTH, is_loopback, user_token
 from tfdist.errors import InputError, byte_size, truncate
 from tfdist.reporting.environment import versions
 

@@ -122,11 +122,7 @@ def _spread_variables(spread: "Plan", is_replicated: bool) -> "list[VariablePlan
 def _spread_lines(spread: "Plan") -> Iterator[str]:
     """Yields lines about layouts of variables and communication between the devices of a process."""
     rows = [
-        (
-            *described_dims(v),
-            str(v.placement.computation),
-            byte_size(v.bytes_per_device(spread.mesh)["parameters"]),
-        )
+        (*described_dims(v), str(v.placement.computation), byte_size(v.bytes_per_device(spread.mesh)["parameters"]))
         for v in _spread_variables(spread, is_replicated=False)
     ]
     if rows:

@@ -12,13 +12,7 @@ from typing import Any
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.cluster.topology import parse_topology
 from tfdist.config import fields
-from tfdist.config.all_reduce import (
-    ENGINE,
-    TFDIST_ALGORITHMS,
-    AlgorithmTable,
-    parse_all_reduce,
-    parse_table,
-)
+from tfdist.config.all_reduce import ENGINE, TFDIST_ALGORITHMS, AlgorithmTable, parse_all_reduce, parse_table
 from tfdist.config.fields import Flags, device_flag, normalize_address, normalize_layout, strategy_option
 from tfdist.config.layouts import REPLICA_STAGES, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.config.mesh import mesh_of, parse_mesh

@@ -13,14 +13,7 @@ import tensorflow as tf
 
 from tfdist import data, keras_internals, models
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.config.layouts import (
-    Layout,
-    Placement,
-    Shard,
-    layout_by_rules,
-    resolve_optional_dims,
-    unused_rule_warnings,
-)
+from tfdist.config.layouts import Layout, Placement, Shard, layout_by_rules, resolve_optional_dims, unused_rule_warnings
 from tfdist.config.mesh import Mesh
 from tfdist.distribution.variable_layouts import (
     ATTENTIONS,

@@ -245,9 +245,7 @@ class _Planner:
     def _parts(self, variables: Sequence[keras.Variable]) -> list[int]:
         trainable = [variable for variable in variables if variable.trainable]
         return sizes_of_parts(
-            [self.device_bytes(variable) for variable in trainable],
-            [*map(self._slot_bytes, trainable)],
-            self.shards,
+            [self.device_bytes(variable) for variable in trainable], [*map(self._slot_bytes, trainable)], self.shards
         )
 
     def _slot_bytes(self, variable: keras.Variable) -> int:
