@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
 from tests import documented_json
 from tests.reporting.run_summary_test import RECORDS, start, write
+from tests.user_commands import captured
 from tfdist import runs
 from tfdist.cli.output import Output
 from tfdist.errors import InputError
@@ -125,12 +125,7 @@ def test_what_is_refused(home, config, message):
 
 def test_the_command_imports_neither_tensorflow_nor_matplotlib(home):
     """Flags may follow the directory."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "tfdist.runs", str(home), "--sort=run", "--limit", "1"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ,
-    )
+    command = [sys.executable, "-X", "importtime", "-m", "tfdist.runs", str(home), "--sort=run", "--limit", "1"]
+    done = captured(command)
     assert done.returncode == 0 and names(done.stdout) == ["older"]
     assert not re.search(r"\| +(tensorflow|keras|matplotlib)$", done.stderr, re.MULTILINE)
