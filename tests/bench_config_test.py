@@ -43,10 +43,7 @@ def test_operations():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"sizes": "4X"}, "--sizes: each size must be a number of bytes above 0, such as 512, 64KB or 2GiB; KB and"),
         ({"sizes": "4,"}, "Received: ''."),
-        ({"sizes": "64:4"}, "--sizes: 64:4 must be a range from a smaller to a larger size."),
-        ({"operations": "all_reduse"}, '--operations: all_reduse is not a known operation. Did you mean "all_reduce"'),
         ({"repeat_seconds": -1.0}, "--repeat_seconds must be at least 0"),
         ({"devices": 2, "strategy": "horovod"}, "Received: --devices=2 --strategy=horovod"),
     ],

@@ -184,7 +184,6 @@ def test_two_processes_predict(run, wanted, tmp_path):
 @pytest.mark.parametrize(
     ("command", "config", "message"),
     [
-        (evaluate, {"checkpoint": "best"}, "--checkpoint=best needs a run that has kept its best checkpoint."),
         (evaluate, {"output": "/proc/new/a.json"}, "--output must be a writable path. Received: /proc/new/a.json"),
         (
             predict,
