@@ -14,26 +14,19 @@ MEASURES = ("time", "parameters", "memory")
 
 @dataclasses.dataclass(frozen=True)
 class BalancedCut(Parameters):
-    """A cut into stages of about equal cost.
-
-    Attributes:
-      by: measure of the cost: "time" of a forward and a backward pass, "parameters" for the bytes of the variables, or
-        "memory" for the bytes of variables and activations.
-    """
+    """A cut into stages of about equal cost."""
 
     name: ClassVar[str] = "balanced"
+    # Measure of the cost: "time" of a forward and a backward pass, "parameters" for the bytes of the variables, or
+    # "memory" for the bytes of variables and activations.
     by: str = choice("memory", MEASURES)
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerCut:
-    """A cut after given layers.
+    """A cut after given layers."""
 
-    Attributes:
-      names: name of the last layer of each stage, except for the last stage.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # name of the last layer of each stage, except for the last stage
 
     def __str__(self) -> str:
         return ",".join(self.names)
@@ -81,15 +74,11 @@ class OneFOneB(PipelineSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interleaved(PipelineSchedule):
-    """1F1B with several model chunks per process (Narayanan et al., arXiv:2104.04473).
-
-    Attributes:
-      chunks: number of chunks per process, at least 2.
-    """
+    """1F1B with several model chunks per process (Narayanan et al., arXiv:2104.04473)."""
 
     name: ClassVar[str] = "interleaved"
 
-    chunks: int = integer(2, 2, "parts of the model in each process")
+    chunks: int = integer(2, 2, "parts of the model in each process")  # number of chunks per process, at least 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,15 +90,11 @@ class ZBH1(PipelineSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipeDream(PipelineSchedule):
-    """1F1B without a flush; gradients are computed with older weights (Narayanan et al., SOSP 2019).
-
-    Attributes:
-      vertical_sync: whether all stages use weights of the same version for a batch.
-    """
+    """1F1B without a flush; gradients are computed with older weights (Narayanan et al., SOSP 2019)."""
 
     name: ClassVar[str] = "pipedream"
 
-    vertical_sync: bool = boolean(False)
+    vertical_sync: bool = boolean(False)  # whether all stages use weights of the same version for a batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,19 +30,14 @@ def parse_byte_size(size: int | str, name: str) -> int:
 class LearningRateSearch(Parameters):
     """A search for the learning rate.
 
-    Attributes:
-      min: learning rate of the first step, greater than 0.
-      max: learning rate of the last step, greater than `min`.
-      steps: number of steps, at least 10.
-
     Raises:
       InputError: a value is out of range.
     """
 
     name: ClassVar[str] = "learning_rate"
-    min: float = number(1e-7, "(0, inf)")
-    max: float = number(10.0, "(0, inf)")
-    steps: int = integer(100, 10, "steps")
+    min: float = number(1e-7, "(0, inf)")  # learning rate of the first step, greater than 0
+    max: float = number(10.0, "(0, inf)")  # learning rate of the last step, greater than `min`
+    steps: int = integer(100, 10, "steps")  # number of steps, at least 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,24 +49,19 @@ class LearningRateSearch(Parameters):
 class BatchSizeSearch(Parameters):
     """A search for the batch size.
 
-    Attributes:
-      memory: memory limit for all processes of a trial together, in bytes or such as "2GiB"; "" for all available memory.
-      max: largest global batch size to try; 0 for the number of training examples.
-      steps: minimum number of steps of a trial, at least 4; the second half is timed. Trials of less than a second run more
-        steps.
-      processes: number of processes of a trial, on this host.
-      launcher: launcher of these processes; see `Job`, which validates it.
-
     Raises:
       InputError: a value is out of range.
     """
 
     name: ClassVar[str] = "batch_size"
+    # Memory limit for all processes of a trial together, in bytes or such as "2GiB"; "" for all available memory.
     memory: int | str = ""
-    max: int = integer(0, 0, "examples")
+    max: int = integer(0, 0, "examples")  # largest global batch size to try; 0 for the number of training examples
+    # Minimum number of steps of a trial, at least 4; the second half is timed. Trials of less than a second run more
+    # steps.
     steps: int = integer(20, 4, "steps")
-    processes: int = integer(1, 1, "processes")
-    launcher: str = "tensorflow"
+    processes: int = integer(1, 1, "processes")  # number of processes of a trial, on this host
+    launcher: str = "tensorflow"  # launcher of these processes; see `Job`, which validates it
 
     def __post_init__(self) -> None:
         super().__post_init__()
