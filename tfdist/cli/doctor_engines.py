@@ -160,7 +160,7 @@ _ARGUMENTS = ("--model=mlp(hidden=(8,))", "--dataset=synthetic:4x4x1", "--batch_
 class SmokeTestResult(NamedTuple):
     """The result of a smoke test."""
 
-    strategy: str  # name of the strategy
+    strategy: str
     test: SmokeTest | None  # the test; None if the strategy has none
     status: Status  # whether the strategy works
     reason: str = ""  # why the test failed or was not run, as one line; empty if it passed

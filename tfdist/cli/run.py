@@ -487,7 +487,7 @@ def _record_start(
 class Run(NamedTuple):
     """A run whose state has been restored and whose directory is open."""
 
-    directory: RunDirectory  # directory of the run
+    directory: RunDirectory
     is_chief: bool  # whether this process writes files other than its own log and ledger
     checkpoints: Checkpoints  # options for saving the run
     reporting: Reporting  # destinations of its records

@@ -41,7 +41,7 @@ class TrainedModel(NamedTuple):
     source: str  # checkpoint or file with the weights
     data: DataSet  # data set of the command or, by default, of the run
     batch_size: int  # examples per batch, over all replicas
-    directory: StoragePath  # directory of the run
+    directory: StoragePath  # of the run
 
     def examples(self, split: str) -> Examples:
         """Returns the examples of a split, train or test; raises `InputError` if there are none."""

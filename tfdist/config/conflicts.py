@@ -243,7 +243,7 @@ def flag_text(name: str, value: Any) -> str:
 class Job:
     """Properties of a job that decide whether a flag has an effect."""
 
-    replicas: int  # number of replicas
+    replicas: int
     sums_gradients: bool = False  # whether the engine itself sums gradients
     has_batch_norm: bool = True  # whether the model has batch normalization
     uses_data_dir: bool = True  # whether the data set takes `--data_dir`

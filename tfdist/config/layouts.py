@@ -225,7 +225,7 @@ _AXES = ("stage", "data", "model")
 class ProcessGrid:
     """The axes `stage` and `data` over the processes of a job; ranks are adjacent along `data`, as in Megatron."""
 
-    stages: int  # number of stages
+    stages: int
     replicas: int  # number of pipelines; each has its own rows of a batch
     devices: int = 1  # number of devices of each process, over which its layers are spread
 

@@ -14,7 +14,7 @@ MODES = ("auto", "min", "max")
 class Interval(NamedTuple):
     """An interval in steps or seconds; 0 for both means never."""
 
-    steps: int = 0  # number of steps
+    steps: int = 0
     seconds: float = 0.0  # wall time
 
 

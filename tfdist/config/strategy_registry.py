@@ -62,7 +62,7 @@ Refusals = Mapping[str, str | tuple[Callable[[Any], bool], str]]
 class SmokeTest:
     """A test of a strategy by `tfdist doctor`: a few steps on one machine."""
 
-    processes: int = 1  # number of processes
+    processes: int = 1
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # values of the strategy's options
     package: str = ""  # the Python package that it needs besides TensorFlow; may be empty
     library: str = ""  # the library that the package must be built with

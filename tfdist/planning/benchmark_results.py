@@ -36,9 +36,9 @@ class Measurement:
     # Size as in the NCCL tests: of each replica's tensor for all_reduce and broadcast, of the result on every replica
     # for all_gather, of the input of every replica for reduce_scatter and all_to_all, 0 for barrier.
     bytes: int
-    dtype: str  # dtype of the elements
-    strategy: str  # name of the strategy
-    replicas: int  # number of replicas
+    dtype: str  # of the elements
+    strategy: str
+    replicas: int
     calls: int  # number of consecutive calls per repeat
     seconds: tuple[float, ...]  # for each repeat, mean seconds per call on the slowest process
     algorithm: str = ""  # all-reduce algorithm, if several are compared; empty for the engine's operation
