@@ -19,7 +19,7 @@ from tfdist import doctor
 from tfdist.cli import doctor_engines
 from tfdist.cli.doctor_engines import Frameworks, ProgramResult, SmokeTestResult
 from tfdist.cli.doctor_machine import Finding, Status
-from tfdist.cli.output import TEXT, Output
+from tfdist.cli.output import TEXT
 from tfdist.cluster import environment
 from tfdist.config.strategy_registry import NAMES, strategy_declaration
 from tfdist.errors import ExitCode
@@ -104,10 +104,8 @@ def test_json_says_what_the_text_says(monkeypatch: pytest.MonkeyPatch, capsys: p
     values(["doctor"])
     assert doctor.main(values, TEXT) == 1
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    output = Output(is_json=True)
-    assert doctor.main(values, output) == 1 and not capsys.readouterr().out
-    record = {"schema": 1, "command": "doctor", **output.facts}
-    documented_json.check("doctor", record)
+    record = documented_json.printed("doctor", doctor.main, values, code=1)
+    assert not capsys.readouterr().out
     assert not record["works"] and "ok TensorFlow's GPUs: A100" in said
     for one in (one for one in record["findings"] if one["section"] != "machine"):  # which changes meanwhile
         assert f"{one['status']} {one['text']}" in said

@@ -9,7 +9,6 @@ import pytest
 from tests import documented_json
 from tests.reporting.run_directory_test import create
 from tfdist import ledger
-from tfdist.cli.output import Output
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import LedgerFile, read_ledger
@@ -68,10 +67,8 @@ def test_one_start(directory, said):
 @pytest.mark.parametrize(("stream", "code"), [(STREAM, 0), (STREAM % 9, 1)])
 def test_json_says_what_the_text_says(stream, code, directory, said, capsys):
     use(start(directory, 0, 2), range(0, 6), stream)
-    output = Output(is_json=True)
-    assert ledger.main(str(directory.path), output) == code and not capsys.readouterr().out
-    record = {"schema": 1, "command": "ledger", **output.facts}
-    documented_json.check("ledger", record)
+    record = documented_json.printed("ledger", ledger.main, str(directory.path), code=code)
+    assert not capsys.readouterr().out
     *problems, last = said(code).splitlines()
     assert record["problems"] == problems and record["proved"] == (not code)
     counts = [record[k] for k in ("steps", "starts", "examples_per_epoch", "complete_epochs", "examples_of_next_epoch")]

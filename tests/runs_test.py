@@ -1,6 +1,5 @@
 """The command that lists and compares runs."""
 
-import json
 import os
 import re
 import sys
@@ -11,7 +10,6 @@ from tests import documented_json
 from tests.reporting.run_summary_test import RECORDS, start, write
 from tests.user_commands import captured
 from tfdist import runs
-from tfdist.cli.output import Output
 from tfdist.errors import InputError
 from tfdist.runs import RunsConfig
 
@@ -100,14 +98,10 @@ def test_a_comparison_of_a_directory_with_other_metrics(home, tmp_path, capsys):
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(home, tmp_path, capsys):
     write(tmp_path / "others" / "older")
-    output = Output(is_json=True)
-    runs.main([str(home), str(tmp_path / "others")], RunsConfig(), output)
+    record = documented_json.printed("runs", runs.main, [str(home), str(tmp_path / "others")], RunsConfig())
     assert capsys.readouterr() == ("", "")
-    assert output.facts
-    record = {"schema": 1, "command": "runs", **output.facts}
-    documented_json.check("runs", json.loads(json.dumps(record)))
-    assert len(output.facts["skipped"]) == 2
-    assert {run["run"] for run in output.facts["runs"]} == {f"{home}/older", "newer", f"{tmp_path}/others/older"}
+    assert len(record["skipped"]) == 2
+    assert {run["run"] for run in record["runs"]} == {f"{home}/older", "newer", f"{tmp_path}/others/older"}
 
 
 @pytest.mark.parametrize(
