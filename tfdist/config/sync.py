@@ -83,7 +83,7 @@ class Periodic(Sync):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Averaging(Periodic):
-    """Base class: after an exchange, replicas continue from global weights, computed from the mean of the local ones."""
+    """Base class: after an exchange, replicas continue from global weights, computed from the mean of local ones."""
 
     # The optimizer's state after an exchange: "local" keeps each replica's state, "averaged" takes the mean over
     # replicas, and "reset" restores the initial state.
