@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
 from tests import documented_json
+from tests.user_commands import captured
 from tfdist import bench
 from tfdist.cluster import environment
 from tfdist.planning import benchmark_results
@@ -50,15 +50,9 @@ def test_two_processes(tmp_path):
     pytest.importorskip("horovod")
     flags = ("--sizes=4,64KB", "--repeats=3", "--repeat_seconds=0.01", "--output_dir=out")
     launched = ("tfdist.launch", "--processes=2", "--launcher=horovod", "--log_dir=logs", "--", sys.executable, "-m")
-    done = subprocess.run(
-        [sys.executable, "-m", *launched, "tfdist.bench", "collectives", *flags],
-        cwd=tmp_path,
-        env=environment.without_sources({**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    variables = environment.without_sources({**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
+    command = [sys.executable, "-m", *launched, "tfdist.bench", "collectives", *flags]
+    done = captured(command, cwd=tmp_path, env=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines() if line.startswith("[0] ")]
     assert not [line for line in done.stdout.splitlines() if line.startswith("[1] ")], "the chief alone speaks"

@@ -10,7 +10,6 @@ from tests import documented_json
 from tests.checkpoint.damaging import flip_last
 from tfdist import checkpoints
 from tfdist.checkpoint.format import Checkpoint, Part, commit
-from tfdist.cli.output import Output
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
@@ -46,11 +45,8 @@ def test_one_that_is_damaged_is_named_with_what_is_wrong(run, capsys):
 
 def test_json_says_what_the_text_says(run, capsys):
     (run / "checkpoints" / "step-000000005" / "manifest.json").unlink()
-    output = Output(is_json=True)
-    assert checkpoints.main(str(run), output) == 1
+    record = documented_json.printed("checkpoints", checkpoints.main, str(run), code=1)
     assert not capsys.readouterr().out
-    record = {"schema": 1, "command": "checkpoints", **output.facts}
-    documented_json.check("checkpoints", record)
     assert checkpoints.main(str(run)) == 1
     first, second, third, why = capsys.readouterr().out.splitlines()
     for line, one in zip((first, second, third), record["checkpoints"], strict=True):

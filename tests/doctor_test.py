@@ -14,11 +14,12 @@ import pytest
 from absl import flags as absl_flags
 
 from tests import documented_json
+from tests.user_commands import captured
 from tfdist import doctor
 from tfdist.cli import doctor_engines
 from tfdist.cli.doctor_engines import Frameworks, ProgramResult, SmokeTestResult
 from tfdist.cli.doctor_machine import Finding, Status
-from tfdist.cli.output import TEXT, Output
+from tfdist.cli.output import TEXT
 from tfdist.cluster import environment
 from tfdist.config.strategy_registry import NAMES, strategy_declaration
 from tfdist.errors import ExitCode
@@ -29,15 +30,9 @@ SECRET = "a-secret-of-this-test"
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 
 
-def run(*flags: str, before: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*before, sys.executable, "-m", "tfdist.doctor", *flags],
-        env=environment.without_sources(os.environ) | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def run(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command, own = [sys.executable, "-m", "tfdist.doctor", *flags], environment.without_sources(os.environ) | variables
+    return captured(command, env=own, timeout=600)
 
 
 def test_every_engine_is_tried_and_json_says_how():
@@ -77,10 +72,10 @@ def test_a_horovod_that_cannot_be_imported_fails_alone(tmp_path: pathlib.Path):
 
 def test_a_loopback_that_is_down():
     unshare = ("unshare", "--map-root-user", "--net")
-    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+    if not shutil.which("unshare") or captured([*unshare, "true"]).returncode:
         pytest.skip("this system permits no network namespaces")
     code = "from tfdist.cli import doctor_machine; print(doctor_machine.network_section({})[1].text)"
-    done = subprocess.run([*unshare, sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = captured([*unshare, sys.executable, "-c", code])
     assert done.stdout == "127.0.0.1 cannot be used: Network is unreachable\n", done.stderr
 
 
@@ -109,10 +104,8 @@ def test_json_says_what_the_text_says(monkeypatch: pytest.MonkeyPatch, capsys: p
     values(["doctor"])
     assert doctor.main(values, TEXT) == 1
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    output = Output(is_json=True)
-    assert doctor.main(values, output) == 1 and not capsys.readouterr().out
-    record = {"schema": 1, "command": "doctor", **output.facts}
-    documented_json.check("doctor", record)
+    record = documented_json.printed("doctor", doctor.main, values, code=1)
+    assert not capsys.readouterr().out
     assert not record["works"] and "ok TensorFlow's GPUs: A100" in said
     for one in (one for one in record["findings"] if one["section"] != "machine"):  # which changes meanwhile
         assert f"{one['status']} {one['text']}" in said

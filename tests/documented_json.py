@@ -1,9 +1,12 @@
 """The keys of `--json`, and of JSON files, as docs/reference/json.md lists them."""
 
+import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from tfdist.cli.output import Output
 
 DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "reference" / "json.md"
 
@@ -18,6 +21,15 @@ def check(command: str, record: Mapping[str, Any], flags: str = "") -> None:
     """
     assert record["command"] == command
     _check(keys(command, flags), {name: value for name, value in record.items() if name != "command"})
+
+
+def printed(command: str, main: Callable[..., int], *arguments: Any, code: int = 0) -> dict[str, Any]:
+    """Calls the main function of a command with `--json`; returns what it prints, whose keys are documented."""
+    output = Output(is_json=True)
+    assert main(*arguments, output) == code
+    record = {"schema": 1, "command": command, **json.loads(json.dumps(output.facts))}
+    check(command, record)
+    return record
 
 
 def check_file(name: str, record: Mapping[str, Any]) -> None:

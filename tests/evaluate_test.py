@@ -1,5 +1,6 @@
 """The commands that evaluate the model of a run, and write its predictions."""
 
+import functools
 import itertools
 import json
 import sys
@@ -32,39 +33,29 @@ def images() -> np.ndarray:
     )
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> str:
-    """A run with checkpoints, and local BatchNorm whose statistics differ between replicas."""
-    return trained(tmp_path_factory, checkpoint_every="3")
+RUNS = {
+    "run": {"checkpoint_every": "3"},  # with local BatchNorm, whose statistics differ between replicas
+    "without_checkpoints": {},
+    "averaged": {"ema": 0.9},
+    # The weights of replicas differ from the center, which is evaluated.
+    "elastic": {"checkpoint_every": "5", "sync": "easgd(period=2)"},
+}
 
 
 @pytest.fixture(scope="module")
-def without_checkpoints(tmp_path_factory) -> str:
-    return trained(tmp_path_factory)
+def run_of(tmp_path_factory):
+    return functools.cache(lambda name: trained(tmp_path_factory, **RUNS[name]))
 
 
 @pytest.fixture(scope="module")
-def averaged(tmp_path_factory) -> str:
-    return trained(tmp_path_factory, ema=0.9)
-
-
-@pytest.fixture(scope="module")
-def elastic(tmp_path_factory) -> str:
-    """A run whose replicas' weights differ from the center, which is evaluated."""
-    return trained(tmp_path_factory, checkpoint_every="5", sync="easgd(period=2)")
+def run(run_of) -> str:
+    return run_of("run")
 
 
 def trained(tmp_path_factory, **flags) -> str:
     path = str(tmp_path_factory.mktemp("runs") / "run")
-    options = {
-        "strategy": "mirrored",
-        "devices": 2,
-        "model": "cnn(filters=(4,))",
-        "steps": 5,
-        "output_dir": path,
-        **flags,
-    }
-    assert not train.main(TrainConfig(**options))
+    options = {"strategy": "mirrored", "devices": 2, "model": "cnn(filters=(4,))", "steps": 5, "output_dir": path}
+    assert not train.main(TrainConfig(**options | flags))
     return path
 
 
@@ -86,16 +77,13 @@ def last_evaluation(run: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *itertools.product(
-            ["run", "without_checkpoints", "averaged", "elastic"],
-            [{}, {"strategy": "mirrored", "devices": 3, "batch_size": 50}],
-        ),
+        *itertools.product(RUNS, [{}, {"strategy": "mirrored", "devices": 3, "batch_size": 50}]),
         ("elastic", {"strategy": "mirrored", "devices": 2}),
         ("elastic", {"strategy": "mesh", "devices": 2}),
     ],
 )
-def test_the_results_are_those_of_the_run(name, options, request, tmp_path, capsys):
-    run, path = request.getfixturevalue(name), tmp_path / "new" / "results.json"
+def test_the_results_are_those_of_the_run(name, options, run_of, tmp_path, capsys):
+    run, path = run_of(name), tmp_path / "new" / "results.json"
     assert evaluate.main(run, EvaluateConfig(output=str(path), **options)) == 0
     found = json.loads(path.read_text())
     record = last_evaluation(run)
@@ -171,11 +159,12 @@ def test_images_without_classes_are_named(tmp_path_factory, tmp_path):
     assert np.load(arrays)["files"].tolist() == ["a/0.png", "b/0.png"]
 
 
-def test_classes_in_the_directory_of_the_run(without_checkpoints, capsys):
-    assert predict.main(without_checkpoints, PredictConfig(classes=True)) == 0
-    path = f"{without_checkpoints}/predictions-000000005.npy"
-    assert capsys.readouterr().out.startswith(f"{path}  [360]  digits, test, from {without_checkpoints}/model.keras")
-    model = keras.models.load_model(f"{without_checkpoints}/model.keras", compile=False)
+def test_classes_in_the_directory_of_the_run(run_of, capsys):
+    run = run_of("without_checkpoints")
+    assert predict.main(run, PredictConfig(classes=True)) == 0
+    path = f"{run}/predictions-000000005.npy"
+    assert capsys.readouterr().out.startswith(f"{path}  [360]  digits, test, from {run}/model.keras")
+    model = keras.models.load_model(f"{run}/model.keras", compile=False)
     np.testing.assert_array_equal(np.load(path), model.predict(images(), verbose=0).argmax(-1))
 
 
@@ -195,7 +184,6 @@ def test_two_processes_predict(run, wanted, tmp_path):
 @pytest.mark.parametrize(
     ("command", "config", "message"),
     [
-        (evaluate, {"checkpoint": "best"}, "--checkpoint=best needs a run that has kept its best checkpoint."),
         (evaluate, {"output": "/proc/new/a.json"}, "--output must be a writable path. Received: /proc/new/a.json"),
         (
             predict,

@@ -189,13 +189,9 @@ def test_where_it_cannot_be_written(run, given, message, tmp_path, monkeypatch):
     for name in ("in-the-way", "in-the-way.keras"):
         (tmp_path / name).write_text("")
     output = given["output"].replace("FILE", str(tmp_path / "in-the-way"))
-    monkeypatch.setattr("tfdist.cli.run.open_session", not_called)
+    monkeypatch.setattr("tfdist.cli.run.open_session", lambda *_: pytest.fail("It was to be refused before."))
     with pytest.raises(InputError, match=message):
         export.main(run, ExportConfig(**{**given, "output": output}))
-
-
-def not_called(*args):
-    raise AssertionError("It was to be refused before.")
 
 
 def test_what_the_engine_says_is_not_about_the_file(run, tmp_path, monkeypatch):

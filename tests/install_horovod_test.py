@@ -10,6 +10,7 @@ import zipfile
 
 import pytest
 
+from tests.cli import horovod_build_test
 from tfdist import install_horovod
 from tfdist.cli import command, horovod_build
 from tfdist.errors import ExitCode, TfdistError
@@ -20,12 +21,7 @@ def run(*arguments: str) -> int:
     return command.run("install_horovod", install_horovod.InstallConfig, install_horovod.main, ["program", *arguments])
 
 
-@pytest.fixture
-def no_tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with an empty PATH, and an environment without tools."""
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    monkeypatch.setattr(horovod_build.sysconfig, "get_path", lambda _: str(tmp_path / "empty"))
-    monkeypatch.delenv("CXX", raising=False)
+no_tools = horovod_build_test.no_tools
 
 
 @pytest.mark.smoke("install_horovod")

@@ -31,13 +31,7 @@ def float32_again() -> Iterator[None]:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
-    found = command.run(
-        "layout",
-        LayoutConfig,
-        layout.main,
-        ("layout", *argv),
-        has_json=True,
-    )
+    found = command.run("layout", LayoutConfig, layout.main, ("layout", *argv), has_json=True)
     output = capsys.readouterr()
     assert found == code, output.err
     return output.err if code else output.out

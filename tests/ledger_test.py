@@ -9,7 +9,6 @@ import pytest
 from tests import documented_json
 from tests.reporting.run_directory_test import create
 from tfdist import ledger
-from tfdist.cli.output import Output
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import LedgerFile, read_ledger
@@ -68,10 +67,8 @@ def test_one_start(directory, said):
 @pytest.mark.parametrize(("stream", "code"), [(STREAM, 0), (STREAM % 9, 1)])
 def test_json_says_what_the_text_says(stream, code, directory, said, capsys):
     use(start(directory, 0, 2), range(0, 6), stream)
-    output = Output(is_json=True)
-    assert ledger.main(str(directory.path), output) == code and not capsys.readouterr().out
-    record = {"schema": 1, "command": "ledger", **output.facts}
-    documented_json.check("ledger", record)
+    record = documented_json.printed("ledger", ledger.main, str(directory.path), code=code)
+    assert not capsys.readouterr().out
     *problems, last = said(code).splitlines()
     assert record["problems"] == problems and record["proved"] == (not code)
     counts = [record[k] for k in ("steps", "starts", "examples_per_epoch", "complete_epochs", "examples_of_next_epoch")]
@@ -89,37 +86,58 @@ def test_restarts_and_resizes(directory, said):
     assert said(0).startswith("Proved: 5 steps, 3 starts.")
 
 
-def test_batches_that_change(directory, said):
-    """Batches of 4, then of 2, then of 4 again; each new start repeats a step of the one before."""
-    use(start(directory, 0, 2), range(0, 3))
-    [file] = start(directory, 2, 1, batch_size=2, examples_before=8)
-    file.write(2, 4, STREAM[8:16])
-    [file] = start(directory, 5, 1, examples_before=14)
-    file.write(5, 2, STREAM[14:22])
-    assert said(0).startswith(
-        "Proved: 7 steps, 3 starts. Each of 10 examples was used exactly once in each of 2 epochs; 2 in"
-    )
+AGAIN = "examples were used more than once"
+EPOCHS = "Each of 10 examples was used exactly once in each of"
+# The starts of a run with one process, each with its step, other facts and calls, and the beginning of what is said.
+RUNS = {
+    "batches change, and each new start repeats a step of the one before": (
+        [
+            (0, {}, (0, 3, STREAM[:12])),
+            (2, {"batch_size": 2, "examples_before": 8}, (2, 4, STREAM[8:16])),
+            (5, {"examples_before": 14}, (5, 2, STREAM[14:22])),
+        ],
+        f"Proved: 7 steps, 3 starts. {EPOCHS} 2 epochs; 2 in",
+    ),
+    "examples are left out, as if the position were the step times the batch size": (
+        [(0, {}, (0, 2, STREAM[:8])), (2, {"batch_size": 2, "examples_before": 8}, (2, 8, STREAM[4:20]))],
+        f"epoch 0: 2 {AGAIN}",
+    ),
+    "the run began with the checkpoint of another batch": (
+        [(3, {"examples_before": 6}, (3, 4, STREAM[6:22]))],
+        f"Proved: 4 steps, 1 start. {EPOCHS} 1 epochs; 2 in",
+    ),
+    "the run began with the checkpoint of another": (
+        [(3, {}, (3, 5, STREAM[12:32]))],
+        f"Proved: 5 steps, 1 start. {EPOCHS} 1 epochs; 2 in",
+    ),
+    "batches have several epochs each": (
+        [(0, {"batch_size": 25}, (0, 1, STREAM[:25]), (1, 1, np.concatenate([STREAM[25:], STREAM[:10]])))],
+        f"Proved: 2 steps, 1 start. {EPOCHS} 5 epochs; 0 in",
+    ),
+    "the data set became another, whose examples would otherwise count as part of an epoch": (
+        [(0, {}, (0, 5, STREAM[:20])), (5, {"examples": 8}, (5, 2, np.arange(8)))],
+        "start 1: an epoch has 8 examples, where the run began with 10\n",
+    ),
+    "nobody recorded some steps": (
+        [(0, {}, (0, 2, STREAM[:8])), (4, {}, (4, 1, STREAM[16:20]))],
+        "step 2: process 0 of start 0 did not record it",
+    ),
+    "a batch is too small": ([(0, {}, (0, 2, STREAM[:6]))], "step 0: 3 examples, where a batch has 4"),
+    "a start that does not count says nothing of where the run began": (
+        [(5, {}, (5, 1, STREAM[20:24])), (0, {}, (0, 5, np.zeros(20, int)))],
+        f"epoch 0: 1 {AGAIN}",
+    ),
+}
 
 
-def test_a_change_that_leaves_examples_out(directory, said):
-    """As if the position were computed as the step times the batch size."""
-    use(start(directory, 0, 1), range(0, 2))
-    [file] = start(directory, 2, 1, batch_size=2, examples_before=8)
-    file.write(2, 8, STREAM[4:20])
-    assert "epoch 0: 2 examples were used more than once" in said(1)
-
-
-def test_a_run_that_began_with_the_checkpoint_of_another_batch(directory, said):
-    [file] = start(directory, 3, 1, examples_before=6)
-    file.write(3, 4, STREAM[6:22])
-    assert "in each of 1 epochs; 2 in" in said(0)
-
-
-def test_a_run_that_began_with_the_checkpoint_of_another(directory, said):
-    use(start(directory, 3, 1), range(3, 8))
-    assert said(0).startswith(
-        "Proved: 5 steps, 1 start. Each of 10 examples was used exactly once in each of 1 epochs; 2 in"
-    )
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_with_one_process(name, directory, said):
+    starts, text = RUNS[name]
+    for step, others, *calls in starts:
+        [file] = start(directory, step, 1, **others)
+        for call in calls:
+            file.write(*call)
+    assert said(0 if text.startswith("Proved") else 1).startswith(text)
 
 
 def test_a_call_that_a_crash_cut_off(directory, said):
@@ -147,13 +165,6 @@ def test_other_examples(directory, said, stream, steps, problem):
     assert first.startswith(problem) and last.startswith("Not proved")
 
 
-def test_batches_that_have_several_epochs_each(directory, said):
-    [file] = start(directory, 0, 1, batch_size=25)
-    file.write(0, 1, STREAM[:25])
-    file.write(1, 1, np.concatenate([STREAM[25:], STREAM[:10]]))
-    assert "in each of 5 epochs; 0 in" in said(0)
-
-
 def test_a_long_epoch_is_put_together_once(directory, said, monkeypatch):
     """Concatenating at each step would copy the epoch each time."""
     size, copied = 4000, []
@@ -165,31 +176,11 @@ def test_a_long_epoch_is_put_together_once(directory, said, monkeypatch):
     assert sum(copied) <= 3 * size
 
 
-def test_a_data_set_that_became_another(directory, said):
-    """Otherwise, its examples would count as part of an epoch of the first size, without duplicates."""
-    use(start(directory, 0, 1), range(0, 5))
-    [file] = start(directory, 5, 1, examples=8)
-    file.write(5, 2, np.arange(8))
-    assert said(1).splitlines()[0] == "start 1: an epoch has 8 examples, where the run began with 10"
-
-
 def test_a_step_that_a_process_did_not_record(directory, said):
     files = start(directory, 0, 2)
     use(files, range(0, 2))
     files[0].write(2, 1, STREAM[8:10])
     assert "step 2: process 1 of start 0 did not record it" in said(1)
-
-
-def test_steps_that_nobody_recorded(directory, said):
-    use(start(directory, 0, 1), range(0, 2))
-    use(start(directory, 4, 1), range(4, 5))
-    assert "step 2: process 0 of start 0 did not record it" in said(1)
-
-
-def test_a_batch_that_is_too_small(directory, said):
-    [file] = start(directory, 0, 1)
-    file.write(0, 2, STREAM[:6])
-    assert "step 0: 3 examples, where a batch has 4" in said(1)
 
 
 def test_what_is_no_run(tmp_path):
@@ -241,12 +232,6 @@ def test_a_start_whose_records_are_gone(directory, said):
     said(0)
     directory.ledger(1, 0).unlink()
     assert "step 3: process 0 of start 1 did not record it" in said(1)
-
-
-def test_a_start_that_did_not_count_says_nothing_of_where_the_run_began(directory, said):
-    use(start(directory, 5, 1), range(5, 6))
-    use(start(directory, 0, 1), range(0, 5), np.zeros(40, int))
-    assert "epoch 0: 1 examples were used more than once" in said(1)
 
 
 def test_records_behind_the_step_are_dropped_and_kept_elsewhere(directory):

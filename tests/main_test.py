@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import tfdist
+from tests.user_commands import captured
 from tfdist import __main__ as main
 from tfdist.__main__ import commands
 
@@ -19,7 +20,7 @@ PACKAGE = (sys.executable, "-m", "tfdist")
 
 def run(*command: str, directory: pathlib.Path | None = None) -> tuple[int, str, str]:
     """Runs a command; returns its exit code, output and errors."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, cwd=directory)
+    done = captured(command, cwd=directory)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -1,17 +1,15 @@
 """The command that lists and compares runs."""
 
-import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
 from tests import documented_json
 from tests.reporting.run_summary_test import RECORDS, start, write
+from tests.user_commands import captured
 from tfdist import runs
-from tfdist.cli.output import Output
 from tfdist.errors import InputError
 from tfdist.runs import RunsConfig
 
@@ -100,14 +98,10 @@ def test_a_comparison_of_a_directory_with_other_metrics(home, tmp_path, capsys):
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(home, tmp_path, capsys):
     write(tmp_path / "others" / "older")
-    output = Output(is_json=True)
-    runs.main([str(home), str(tmp_path / "others")], RunsConfig(), output)
+    record = documented_json.printed("runs", runs.main, [str(home), str(tmp_path / "others")], RunsConfig())
     assert capsys.readouterr() == ("", "")
-    assert output.facts
-    record = {"schema": 1, "command": "runs", **output.facts}
-    documented_json.check("runs", json.loads(json.dumps(record)))
-    assert len(output.facts["skipped"]) == 2
-    assert {run["run"] for run in output.facts["runs"]} == {f"{home}/older", "newer", f"{tmp_path}/others/older"}
+    assert len(record["skipped"]) == 2
+    assert {run["run"] for run in record["runs"]} == {f"{home}/older", "newer", f"{tmp_path}/others/older"}
 
 
 @pytest.mark.parametrize(
@@ -125,12 +119,7 @@ def test_what_is_refused(home, config, message):
 
 def test_the_command_imports_neither_tensorflow_nor_matplotlib(home):
     """Flags may follow the directory."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "tfdist.runs", str(home), "--sort=run", "--limit", "1"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ,
-    )
+    command = [sys.executable, "-X", "importtime", "-m", "tfdist.runs", str(home), "--sort=run", "--limit", "1"]
+    done = captured(command)
     assert done.returncode == 0 and names(done.stdout) == ["older"]
     assert not re.search(r"\| +(tensorflow|keras|matplotlib)$", done.stderr, re.MULTILINE)

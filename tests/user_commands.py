@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Sequence
+from typing import Any
 
 from tfdist.cluster.environment import without_sources
 
@@ -23,3 +24,9 @@ def run_as_user(
         text=True,
         timeout=300,
     )
+
+
+def captured(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end without input; its output and its errors are captured as text."""
+    capture: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run(command, **capture | options)

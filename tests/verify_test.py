@@ -80,10 +80,9 @@ def test_looking_for_noise_is_no_step_of_the_reference(capsys):
 
 def test_compression_is_held_against_one_device_without_it():
     """What it loses exceeds a small tolerance, but would not exceed one of 1.0."""
-    output = Output(is_json=True)
     lossy = {"compression": "int8(bits=2)", "compression_min_bytes": 0, "tolerance": 1e-7}
-    assert verify.main(VerifyConfig(**GIVEN | lossy), output) == 1
-    assert output.facts["replicas_equal"] and 1e-7 < output.facts["largest_difference"] < 1.0
+    found = documented_json.printed("verify", verify.main, VerifyConfig(**GIVEN | lossy), code=1)
+    assert found["replicas_equal"] and 1e-7 < found["largest_difference"] < 1.0
 
 
 class Registered(keras.Loss):

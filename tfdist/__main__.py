@@ -32,16 +32,7 @@ def commands() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a command, or prints the list of commands or the versions.
-
-    Commands raise `SystemExit`.
-
-    Args:
-      arguments: command-line arguments after `tfdist` or `python -m tfdist`.
-
-    Returns:
-      The exit code.
-    """
+    """Runs a command, which raises `SystemExit`, or prints the commands or the versions; returns the exit code."""
     name, *remaining_arguments = arguments or ["help"]
     if name in _HELP and remaining_arguments and not remaining_arguments[0].startswith("-"):
         name, *remaining_arguments = remaining_arguments[0], "--help", *remaining_arguments[1:]

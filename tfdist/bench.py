@@ -40,14 +40,7 @@ _SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parses `4B:64MB` (4 bytes to 64 MiB, by factors of 4) or a list such as `4,64KB,1MB`.
-
-    Returns:
-      The sizes in bytes.
-
-    Raises:
-      InputError: `text` is neither.
-    """
+    """Returns the sizes in bytes of `4B:64MB` (4 bytes to 64 MiB, by factors of 4) or of a list, as in `4,64KB`."""
     first, colon, last = text.partition(":")
     if not colon:
         return tuple(parse_byte_size(part, _SIZE_LABEL) for part in text.split(","))
@@ -121,7 +114,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
     load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import open_strategy
     from tfdist.planning import benchmark_results
-    from tfdist.reporting import RunDirectory
+    from tfdist.reporting import RunDirectory, run_summary
     from tfdist.reporting.file_errors import GrowingFile
     from tfdist.storage import storage_of
 
@@ -146,8 +139,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
                 results.append(measurement)
                 output.line(benchmark_results.row(measurement))
                 file.write(json.dumps(measurement.record()).encode() + b"\n")
-        with storage_of(directory).staged(directory / "collectives.png") as picture:
-            benchmark_results.draw(results).savefig(picture, format="png")
+        storage_of(directory).replace(directory / "collectives.png", run_summary.png(benchmark_results.draw(results)))
         output.line(path)
         output.result(
             {

@@ -12,7 +12,7 @@ from absl import flags
 
 from tfdist.cli import command, doctor_engines, doctor_machine
 from tfdist.cli.doctor_engines import Children
-from tfdist.cli.doctor_machine import Finding, Status, lines
+from tfdist.cli.doctor_machine import Finding, Status
 from tfdist.cli.output import Output
 from tfdist.config.fields import parse_known_names
 from tfdist.config.strategy_registry import NAMES
@@ -38,7 +38,7 @@ class _Report:
         """Prints a section, each finding as soon as it is there."""
         self._output.line(("\n" if self._findings else "") + _TITLES[section])
         for finding in findings:
-            for line in lines(finding):
+            for line in finding.lines():
                 self._output.line(line)
             text = " ".join(finding.text.split())
             self._findings.append(

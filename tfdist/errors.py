@@ -57,33 +57,17 @@ class ExitCode(enum.IntEnum):
     PREEMPTED = 75  # EX_TEMPFAIL: the run should be restarted
 
 
-MEANINGS = {
-    ExitCode.DONE: "done",
-    ExitCode.FAILED: "failed",
-    ExitCode.BAD_INPUT: "bad input",
-    ExitCode.NOT_FINITE: "loss not finite",
-    ExitCode.STALLED: "stalled",
-    ExitCode.PEER_LOST: "a peer was lost",
-    ExitCode.OUT_OF_MEMORY: "out of memory",
-    ExitCode.PREEMPTED: "preempted",
-}
+MEANINGS = {code: code.name.lower().replace("_", " ") for code in ExitCode}
+MEANINGS |= {ExitCode.NOT_FINITE: "loss not finite", ExitCode.PEER_LOST: "a peer was lost"}
 
 
 def is_external_failure(code: int) -> bool:
-    """Returns whether a process failed for an external reason: a signal, lack of memory, or a lost peer.
-
-    Args:
-      code: an exit code in [0, 255].
-    """
+    """Returns whether a process failed for an external reason: a signal, lack of memory, or a lost peer."""
     return code > SIGNAL_OFFSET or code in (ExitCode.PEER_LOST, ExitCode.OUT_OF_MEMORY)
 
 
 def describe_code(code: int) -> str:
-    """Returns `code 3 (loss not finite)`, `code 137 (killed by SIGKILL)`, or `code 42`.
-
-    Args:
-      code: an exit code in [0, 255].
-    """
+    """Describes an exit code: `code 3 (loss not finite)`, `code 137 (killed by SIGKILL)`, or `code 42`."""
     if code > SIGNAL_OFFSET and code - SIGNAL_OFFSET in signal.valid_signals():
         return f"code {code} (killed by {signal.Signals(code - SIGNAL_OFFSET).name})"
     meaning = MEANINGS.get(code)  # type: ignore[call-overload]  # an IntEnum equals its number
@@ -268,12 +252,9 @@ def nearest(word: str, known_names: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, known_names: Iterable[str], form: str = "{}") -> str:
-    """Returns only the question, such as ` Did you mean "mirrored"?`, or "" if no name is similar.
+    """Returns only the question, such as ` Did you mean "mirrored"?`, or "" if no name is similar to the unknown word.
 
-    Args:
-      word: the unknown name.
-      known_names: all known names.
-      form: format of a suggested name, with `{}` for the name.
+    `form` is the format of a suggested name, with `{}` for the name.
     """
     by_lower = {name.lower(): name for name in known_names}
     matches = difflib.get_close_matches(word.lower(), by_lower)
@@ -315,11 +296,7 @@ def is_engine_error(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Returns a one-line error about a failed allocation, or None for any other error.
-
-    Args:
-      error: an exception; its notes (`BaseException.add_note`), such as the step, are included in the message.
-    """
+    """Returns a one-line error about a failed allocation, with the notes of `error`, or None for any other error."""
     allocation_error = _allocation_error(error)
     if allocation_error is None:
         return None
@@ -341,9 +318,7 @@ def dtensor_layout_error(
 ) -> InputError | None:
     """Returns a one-line error about a model that DTensor cannot compile in its layout, or None for any other error.
 
-    Args:
-      error: an exception.
-      operations: returns the names of all operations of a type; if there is only one, the message contains its name.
+    `operations` returns the names of all operations of a type; if there is only one, the message contains its name.
     """
     text = str(error)
     if "was expecting a DTensor" in text:

@@ -21,12 +21,7 @@ class _StepExplained(BaseException):
 
 
 def main(arguments: Sequence[str], config: TrainConfig) -> int:
-    """Prints the values of the first step of a script or, without one, of the model in the flags; returns 0.
-
-    Args:
-      arguments: the script and its arguments; may be empty.
-      config: the flags, without effect on a script.
-    """
+    """Prints the values of the first step of a script with arguments or, without one, of the model in the flags."""
     script = "".join(arguments[:1])
     if script:
         check_script(pathlib.Path(script))

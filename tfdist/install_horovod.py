@@ -102,11 +102,7 @@ def main(config: InstallConfig) -> None:
 def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
     """Builds the wheel, adds it to the cache, and returns its path.
 
-    Args:
-      build: version and libraries of the build.
-      cache: directory of the source distribution, which is downloaded if it is missing; must contain a directory named
-        `build.key`.
-      log: receives the output.
+    The directory `cache` must contain one named `build.key`; the source distribution is downloaded if it has none.
     """
     horovod_build.check_tools(build)
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache) as scratch:

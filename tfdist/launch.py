@@ -6,18 +6,16 @@ On several hosts, run the same command on each, with --nodes, --coordinator, and
 
 import contextlib
 import dataclasses
-import functools
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from absl import flags
 
 from tfdist.cli import command
-from tfdist.cli.flags import TextParser, define_text
+from tfdist.cli.flags import define_flag
 from tfdist.cluster.signals import is_at_terminal
 from tfdist.errors import ExitCode, InputError
 from tfdist.launcher import job_runner
@@ -27,11 +25,7 @@ from tfdist.launcher.job_controller import MAX_EARLY_FAILURES, MAX_LATER_FAILURE
 
 
 def check_program(name: str) -> None:
-    """Checks that a program can be started, before the launcher creates logs and connects to other hosts.
-
-    Raises:
-      InputError: the program cannot be started.
-    """
+    """Raises `InputError` if a program cannot be started, before the launcher creates logs and connects to hosts."""
     if not shutil.which(name):
         remedy = f"Write python {name}" if name.endswith(".py") else "Correct it, or give its path"
         raise InputError(
@@ -40,13 +34,15 @@ def check_program(name: str) -> None:
         )
 
 
-_HELP = {
+_HELP = {  # the flags of a topic one after the other
     "processes": "Number of processes to start on this host; or MIN:MAX for an elastic job: the total over all "
     "hosts, as many as --hosts has slots for. If a process fails, the others continue.",
     "servers": "Number of parameter servers to start besides these processes, for --strategy=parameter_server.",
     "evaluator": "Also start an evaluator: `tfdist train` in it evaluates each checkpoint on the CPU while training goes on.",
-    "hosts": "For an elastic job: a file of lines NAME:SLOTS, or a program that prints them. Read again every second.",
     "launcher": f"Environment to set up for the processes: {' or '.join(ENGINES)}.",
+    "log_dir": "Directory for the output of each rank, rank-N.log. Defaults to a new directory under runs/.",
+    "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C, when "
+    "another one has exited with code 75, or when an elastic job is resized.",
     "nodes": "Number of hosts of the job; this command runs on each of them.",
     "node_rank": "Rank of this host, from 0 to --nodes - 1.",
     "coordinator": "HOST:PORT on which the launcher of node 0, or of one host of an elastic job, listens. The same "
@@ -55,9 +51,6 @@ _HELP = {
     "0600.",
     "insecure": "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
     "start_timeout_seconds": "Seconds to wait for the launchers of the other hosts, and for ranks that do not start.",
-    "log_dir": "Directory for the output of each rank, rank-N.log. Defaults to a new directory under runs/.",
-    "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C, when "
-    "another one has exited with code 75, or when an elastic job is resized.",
     "max_restarts": "Maximum number of restarts of all processes after a failure. Defaults to 0, or to no limit for "
     "MIN:MAX. No restart follows exit codes 2 and 3, diverged replicas, two failures in a row after the same step, "
     f"and, without a limit, {MAX_EARLY_FAILURES} failures in a row before training begins, or {MAX_LATER_FAILURES} "
@@ -66,37 +59,24 @@ _HELP = {
     "ended by a SIGTERM from outside. Defaults to 0, or to no limit for MIN:MAX. Not supported with --nodes.",
     "restart_backoff_seconds": "Seconds to wait before a restart. Doubles with each failure, up to 60, and with each "
     "preemption before training begins.",
+    "hosts": "For an elastic job: a file of lines NAME:SLOTS, or a program that prints them. Read again every second.",
     "rejoin_seconds": "For an elastic job: seconds before a failed process is replaced. Doubles each time, up to an "
     "hour. 0 replaces it at once, as is always done if fewer than MIN would remain; inf never replaces it. With "
     "parameter servers: seconds after the loss of a worker until all processes save and start again with it.",
     "elastic_timeout_seconds": "For an elastic job: seconds to wait while fewer than MIN processes can run. 0 waits forever.",
 }
-_DEFINE: dict[type, Callable[..., Any]] = {
-    bool: flags.DEFINE_boolean,
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-    str: flags.DEFINE_string,
-    type(None): flags.DEFINE_integer,
-}
-_CHOICES = {"launcher": tuple(ENGINES)}  # validated by `Job`
-_TOPICS = {
-    "Processes": "processes servers evaluator launcher log_dir grace_seconds",
-    "Several hosts": "nodes node_rank coordinator token_file insecure start_timeout_seconds",
-    "Restarts": "max_restarts max_preemptions restart_backoff_seconds",
-    "Elastic jobs": "hosts rejoin_seconds elastic_timeout_seconds",
-}
-_TOPIC_OF = {name: topic for topic, names in _TOPICS.items() for name in names.split()}
-_FIELDS = [field for field in dataclasses.fields(Job) if field.name != "min_processes"]  # which is part of --processes
+_TOPICS = {"processes": "Processes", "nodes": "Several hosts", "max_restarts": "Restarts", "hosts": "Elastic jobs"}
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Job)} | {"processes": "2"}  # N or MIN:MAX
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags: the fields of a `Job`."""
-    for field in sorted(_FIELDS, key=lambda field: [*_TOPIC_OF].index(field.name)):
-        default = "2" if field.name == "processes" else field.default
-        define = _DEFINE[type(default)]
-        if field.name in _CHOICES:
-            define = functools.partial(define_text, TextParser(_CHOICES[field.name]))
-        define(field.name, default, _HELP[field.name], flag_values=values, module_name=_TOPIC_OF[field.name])
+    topic = ""
+    for name, text in _HELP.items():
+        topic, default = _TOPICS.get(name, topic), _DEFAULTS[name]
+        kind = int if default is None else type(default)
+        choices = tuple(ENGINES) if name == "launcher" else ()  # validated by `Job`
+        define_flag(values, topic, kind, name, default, text, choices)
 
 
 def main(arguments: list[str], values: flags.FlagValues) -> int:
@@ -107,7 +87,7 @@ def main(arguments: list[str], values: flags.FlagValues) -> int:
     """
     if not arguments:
         raise InputError("The command to start must follow: tfdist launch --processes=2 -- tfdist train ...")
-    fields: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
+    fields: dict[str, Any] = {name: values[name].value for name in _HELP}
     fields |= parse_processes(fields["processes"])
     job = Job(**fields | {"processes": fields["processes"] + fields["servers"]})
     directory = os.path.dirname(os.path.abspath(sys.executable))
@@ -125,11 +105,7 @@ def main(arguments: list[str], values: flags.FlagValues) -> int:
 
 
 def parse_processes(text: str) -> dict[str, int]:
-    """Parses --processes: N, or MIN:MAX; returns the fields of a `Job`.
-
-    Raises:
-      InputError: it is neither.
-    """
+    """Parses --processes: N, or MIN:MAX; returns the fields of a `Job`."""
     minimum, _, maximum = text.rpartition(":")
     if not maximum.isdecimal() or not (minimum.isdecimal() or maximum == text):
         raise InputError(f'--processes must be a number, or MIN:MAX. Received: "{text}".')

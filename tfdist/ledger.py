@@ -39,11 +39,7 @@ def main(run: str, output: Output = TEXT) -> int:
 
 
 def prove(directory: RunDirectory) -> dict[str, Any]:
-    """Counts the examples of a run; returns the numbers of steps, starts and examples that count, and the problems.
-
-    Raises:
-      InputError: it is not the directory of a run, or its starts have no ledger.
-    """
+    """Counts the examples of a run; returns the numbers of steps, starts and examples that count, and the problems."""
     starts = _starts(directory)
     size = starts[0]["examples"]
     # Not 0 examples of the first epoch if the run began with a checkpoint of another one.

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import fnmatch
-import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -194,11 +193,10 @@ def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsCon
         return
     is_run = storage_of(directory).exists(directory / "starts.jsonl")
     path = path_of(config.output) if config.output else (directory.parent if is_run else directory) / _PICTURE
-    buffer = io.BytesIO()
-    run_summary.draw(runs, metrics, config.axis).savefig(buffer, format="png")
+    picture = run_summary.png(run_summary.draw(runs, metrics, config.axis))
     with reraise_as_output_error(path):
         storage_of(path).make_directory(path.parent)
-        storage_of(path).replace(path, buffer.getvalue())
+        storage_of(path).replace(path, picture)
     print(f"\ncurves: {path}")
 
 

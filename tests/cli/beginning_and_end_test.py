@@ -21,6 +21,9 @@ from tfdist.reporting import RunDirectory
 from tfdist.trainer.options import Reporting
 
 
+RANK_0_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+
+
 @pytest.fixture
 def agreed(monkeypatch):
     """The values that the processes have compared, by name."""
@@ -42,9 +45,8 @@ def test_yields_the_strategy_that_auto_means(agreed):
 
 def test_rules_between_flags_hold_for_the_chosen_strategy(monkeypatch):
     monkeypatch.setattr(open_strategy, "start", lambda *_: pytest.fail("the strategy was started"))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    for name, value in RANK_0_OF_2.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="--devices=2 --strategy=multiworker"):
         with open_strategy.running_strategy(TrainConfig(devices=2)):
             pass
@@ -66,14 +68,12 @@ def test_what_a_class_of_the_user_s_declares_is_checked_before_it_starts(monkeyp
     ):
         with open_strategy.running_strategy(own):
             pass
-    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
     with pytest.raises(InputError, match="--strategy=declaring:Own is for one process"):
-        open_strategy.choose(own, detect_context(own, environment))
+        open_strategy.choose(own, detect_context(own, RANK_0_OF_2))
 
 
 def test_the_coordinator_flag_is_the_environment_s():
-    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-    found = detect_context(TrainConfig(coordinator="elsewhere:3000"), environment)
+    found = detect_context(TrainConfig(coordinator="elsewhere:3000"), RANK_0_OF_2)
     assert found.cluster.coordinator == "elsewhere:3000"
 
 

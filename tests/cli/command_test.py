@@ -129,14 +129,11 @@ def test_help_without_flags_names_no_files_with_flags(capsys):
 
 
 def test_flags_without_effect_are_named_only(capsys):
-    def define(values):
-        flags.define(values, VerifyConfig)
-
-    assert command.run("verify", define, _raiser(AssertionError()), ["program", "--help"]) == 0
+    assert command.run("verify", VerifyConfig, _raiser(AssertionError()), ["program", "--help"]) == 0
     out = capsys.readouterr().out
     assert "Interval between checkpoints" not in out
     assert "--checkpoint_every, --keep, --checkpoint_async" in " ".join(out.split())
-    assert command.run("verify", define, lambda values: None, ["program", "--checkpoint_every=3"]) == 0
+    assert command.run("verify", VerifyConfig, lambda config: None, ["program", "--checkpoint_every=3"]) == 0
 
 
 def test_help_as_data(capsys):

@@ -108,15 +108,8 @@ def test_only_complete_checkpoints_of_this_run_are_returned_until_its_end(tmp_pa
 @pytest.mark.full
 def test_beside_parameter_servers_as_by_tfdist_evaluate(tmp_path):
     run = tmp_path / "run"
-    launch = [
-        sys.executable,
-        "-m",
-        "tfdist.launch",
-        "--processes=2",
-        "--servers=1",
-        "--evaluator",
-        f"--log_dir={tmp_path}",
-    ]
+    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=1", "--evaluator"]
+    launch += [f"--log_dir={tmp_path}"]
     flags = ["--staleness=async", "--model=transformer(layers=1,width=16,heads=2)", "--dataset=text(length=16)"]
     flags += ["--min_table_bytes=1", "--steps=60", "--checkpoint_every=20", f"--output_dir={run}"]
     train_command = [sys.executable, "-m", "tfdist.train", "--strategy=parameter_server", *flags]

@@ -177,19 +177,10 @@ def test_the_last_error_is_the_cause_and_not_its_echo(output: str, cause: str):
     assert horovod_build.last_error(output).startswith(cause)
 
 
-@pytest.fixture
-def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+def test_a_new_directory_is_private_and_one_that_others_can_read_is_used(tmp_path: pathlib.Path):
     folder = tmp_path / "cache" / "wheels"
     horovod_build.make_private(folder)
-    return folder
-
-
-def mode(path: pathlib.Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_a_new_directory_is_private_and_one_that_others_can_read_is_used(folder: pathlib.Path):
-    assert mode(folder) == 0o700
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o755)
     horovod_build.make_private(folder)
-    assert mode(folder) == 0o755
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.user_commands import captured
+
 _COMMAND = """
 import os, sys
 from tfdist.cli import command
@@ -23,8 +25,7 @@ sys.exit(command.run("toy part", lambda values: None, call, has_json=True))
 
 
 def run(body: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", _COMMAND.format(body=body), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    return captured([sys.executable, "-c", _COMMAND.format(body=body), *flags])
 
 
 def test_one_object_and_nothing_else():

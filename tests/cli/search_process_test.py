@@ -3,12 +3,12 @@
 import json
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 
 from tests import documented_json, processes
+from tests.user_commands import captured
 
 pytestmark = pytest.mark.processes
 
@@ -47,16 +47,9 @@ def test_two_processes_agree_on_a_learning_rate(strategy, tmp_path, monkeypatch)
 
 def test_trials_of_a_batch_size_end_at_the_memory_limit(tmp_path):
     (tmp_path / "wide_of_test.py").write_text(WIDE)
-    flags = [
-        "--dataset=digits",
-        "--model=wide_of_test:wide",
-        "--strategy=single",
-        "--batch_size=64",
-        "--output_dir=run",
-    ]
-    command = [*TRAIN, *flags, "--find=batch_size(memory=700MiB, steps=4, max=128)"]
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": SECONDS}
-    done = subprocess.run(command, cwd=tmp_path, **options)
+    flags = ["--dataset=digits", "--model=wide_of_test:wide", "--strategy=single", "--batch_size=64"]
+    flags += ["--output_dir=run", "--find=batch_size(memory=700MiB, steps=4, max=128)"]
+    done = captured([*TRAIN, *flags], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "run/find/batch_size.json").read_text())
     documented_json.check_file("find/batch_size.json", found)
@@ -70,4 +63,4 @@ def test_trials_of_a_batch_size_end_at_the_memory_limit(tmp_path):
         rf"Largest that fits into 700.0 MiB: {found['largest']}\. Fastest: {found['fastest']},", done.stdout
     )
     assert f"Train with --batch_size={found['fastest']}." in done.stdout
-    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["batch_size.json", "find"]
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["batch_size.json", "batch_size.png", "find"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests import documented_json
 from tfdist import train
-from tfdist.cli.output import TEXT, Output
+from tfdist.cli.output import TEXT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 
@@ -62,12 +62,8 @@ GIVEN = {"strategy": "auto", "model": "mlp(hidden=(8,))", "dataset": "synthetic:
 @pytest.mark.tensorflow
 def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]):
     config = TrainConfig(**GIVEN, accumulate_steps=2, dry_run=True)
-    output = Output(is_json=True)
-    assert train.main(config, output) == 0
+    record = documented_json.printed("train", train.main, config)
     assert not capsys.readouterr().out
-    assert output.facts
-    record = {"schema": 1, "command": "train", **output.facts}
-    documented_json.check("train", record)
     assert train.main(config, TEXT) == 0
     text = capsys.readouterr().out
     said = dict(re.findall(r"^ +([\w -]+): (.*)$", text, re.MULTILINE))
@@ -89,8 +85,5 @@ def test_the_rows_of_an_uneven_allocation():
     config = TrainConfig(
         **{**GIVEN, "strategy": "mirrored"}, devices=2, balance="weights(4,1)", accumulate_steps=2, dry_run=True
     )
-    output = Output(is_json=True)
-    assert train.main(config, output) == 0
-    assert output.facts
-    assert output.facts["replica_batch_examples"] == [5, 20]
-    assert output.facts["micro_batch_examples"] == [2, 3, 10]
+    record = documented_json.printed("train", train.main, config)
+    assert (record["replica_batch_examples"], record["micro_batch_examples"]) == ([5, 20], [2, 3, 10])

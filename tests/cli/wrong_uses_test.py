@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import keras
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.cli import wrong_uses_worker
+from tests.user_commands import captured
 from tfdist.errors import InputError
 
 TABLE = pathlib.Path(__file__).with_name("wrong_uses.tsv")
@@ -93,14 +93,9 @@ def test_there_are_100_wrong_uses_and_each_is_there_once():
 
 def test_commands_are_answered_without_tensorflow(directory):
     wrong = rows("command")
-    done = subprocess.run(
-        [sys.executable, wrong_uses_worker.__file__],
-        input=json.dumps([parsed(row["use"]) for row in wrong]),
-        env={**os.environ, "PYTHONPATH": str(pathlib.Path(tfdist.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    uses = json.dumps([parsed(row["use"]) for row in wrong])
+    own = {**os.environ, "PYTHONPATH": str(pathlib.Path(tfdist.__file__).parents[1])}
+    done = captured([sys.executable, wrong_uses_worker.__file__], stdin=None, input=uses, env=own)
     assert done.returncode == 0, done.stderr
     for row, (code, out, err, modules) in zip(wrong, json.loads(done.stdout), strict=True):
         check(row, code, out, err, directory)
@@ -148,6 +143,5 @@ def test_programs(row, names, directory):
 @pytest.mark.parametrize("row", rows("command")[::40], ids=lambda row: row["use"])
 def test_as_a_process(row, directory):
     environment, arguments = parsed(row["use"])
-    command = [sys.executable, "-m", "tfdist", *arguments]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
+    done = captured([sys.executable, "-m", "tfdist", *arguments], env={**os.environ, **environment})
     check(row, done.returncode, done.stdout, done.stderr, directory)

@@ -16,11 +16,6 @@ def test_defaults_are_a_whole_run():
     config = TrainConfig()
     assert (config.strategy, config.model, config.dataset) == ("auto", "cnn", "digits")
     assert (config.steps, config.epochs) == (0, 10)
-
-
-def test_verify_has_the_fields_of_train():
-    train, verify = (dataclasses.fields(kind) for kind in (TrainConfig, VerifyConfig))
-    assert [field.name for field in verify] == [*(field.name for field in train), "float64", "tolerance"]
     assert (VerifyConfig().steps, VerifyConfig().epochs) == (10, 0)
 
 
@@ -46,22 +41,12 @@ def test_keeps(given, kept):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("batch_size", "64", "batch_size must be of type int. Received: '64'."),
         ("batch_size", True, "batch_size must be of type int"),
         ("dry_run", 1, "dry_run must be of type bool"),
         ("model", None, "model must be of type str"),
-        ("steps", -1, "--steps must be at least 0"),
         ("seed", 2**31, "--seed must be at least 0 and at most 2147483647. Received: 2147483648."),
         ("learning_rate", float("inf"), "--learning_rate must be at least 0 and finite. Received: inf."),
-        (
-            "communication",
-            "rings",
-            '--communication=rings is not known. Did you mean "ring"? Known: auto, gloo, mpi, nccl, ring.',
-        ),
-        ("optimizer", "sgd(momentum=)", "--optimizer: sgd(momentum=)  -- column 14: "),
-        ("model", "", '--model: ""  -- column 1: expected a name.'),
         ("metrics", "top_k(k=5)", "--metrics: top_k(k=5) must be comma-separated names."),
-        ("profile_steps", "10:10", "--profile_steps: 10:10 must be A:B"),
         ("output_dir", "a\nb", r"--output_dir must be one line of printable text. Received: 'a\nb'."),
     ],
 )
@@ -75,18 +60,9 @@ def test_refuses(field, value, message):
 @pytest.mark.parametrize(
     ("given", "received"),
     [
-        ({"steps": 5, "epochs": 2}, "--steps=5 --epochs=2"),
-        (
-            {"learning_rate": 0.5, "optimizer": "sgd(learning_rate=0.1)"},
-            r"--learning_rate=0.5 --optimizer=sgd\(learning_rate=0.1\)",
-        ),
         ({"profile_steps": "50:60", "steps": 50}, "--profile_steps=50:60 --steps=50"),
         ({"mesh_shape": "data:2"}, "--mesh_shape=data:2 --strategy=auto"),
-        ({"devices": 2, "strategy": "horovod"}, "--devices=2 --strategy=horovod"),
-        ({"communication": "ring", "strategy": "horovod"}, "--communication=ring --strategy=horovod"),
-        ({"tpu": "mine"}, "--tpu=mine --strategy=auto"),
         ({"warmup_start": 0.5}, "--warmup_start=0.5 --warmup_steps=0"),
-        ({"shard": "optimizer", "strategy": "mirrored"}, "--shard=optimizer --strategy=mirrored"),
         ({"strategy": "mesh", "compression": "int8"}, "--compression=int8 --strategy=mesh"),
         ({"strategy": "mesh", "jit_compile": True}, "--jit_compile=true --strategy=mesh"),
     ],
@@ -125,7 +101,6 @@ def test_accepts_together(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mesh_shape": "data=2"}, "--mesh_shape: A mesh is a list of NAME:SIZE"),
         ({"layout": "ffn"}, "--layout: A layout is a list of DIM:AXIS"),
         ({"mesh_shape": "data:2", "layout": "ffn:model"}, "The mesh data:2 has no axis model"),
         ({"shard": "optimizer", "shard_axis": "model"}, "The mesh data:1 has no axis model"),

@@ -10,14 +10,12 @@ import pytest
 import tfdist
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import field_names
-from tfdist.config.job_config import RunConfig
 from tfdist.config.pipeline import check_without_flush
 from tfdist.config.strategy_registry import (
     AUTO,
     DECLARATIONS,
     NAMES,
     REFERENCE,
-    RUN_KERAS_FIT,
     Declaration,
     strategy_declaration,
 )
@@ -74,19 +72,8 @@ def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
         TrainConfig(strategy=AUTO, tpu="mine")
 
 
-def test_unknown_strategies_are_refused_when_flags_are_read():
-    with pytest.raises(InputError, match='--strategy=mirorred is not known. Did you mean "mirrored"[?] Known: auto, '):
-        TrainConfig(strategy="mirorred")
+def test_a_user_s_own_strategy_has_an_empty_declaration():
     assert strategy_declaration("own.module:Class") == Declaration(name="own.module:Class")
-
-
-@pytest.mark.parametrize("name", sorted(set(NAMES) - set(RUN_KERAS_FIT)))
-def test_keras_fit_is_refused_when_flags_are_read(name):
-    with pytest.raises(
-        InputError,
-        match=f"fit runs on single, mirrored, multiworker, horovod and parameter_server. Received: --strategy={name}",
-    ):
-        RunConfig(strategy=name)
 
 
 def test_a_third_party_s_declaration_refuses_flags():

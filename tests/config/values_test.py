@@ -154,17 +154,13 @@ REFUSED = {
         ("weights(1,1e-9)", "for each replica, at least 1e-06 of the largest, in the order of their ranks"),
         *((text, "is not known. ") for text in NO_BALANCE),
         *((text, "Known: equal, measured, weights(2,1,1)") for text in NO_BALANCE),
-        ("measured(every=10)", "measured has no arguments"),
     ],
     parse_cut: [
         ("", "must be auto, balanced"),
         ("a,,b", "must be auto, balanced"),
         ("even(by=time)", "must be auto, balanced"),
-        ("a,b,a", "a twice, in 'a,b,a'"),
-        ("balanced(by=tme)", "balanced: by must be time, parameters or memory. Received: 'tme'."),
     ],
     parse_decay: [
-        ("cosin", 'cosin is not a known decay. Did you mean "cosine"? Known: cosine, cosine_restarts, exponential, '),
         ("exponential(factor=0)", "exponential: factor must be a number in (0, 1]. Received: 0."),
         ("cosine_restarts", "cosine_restarts needs a value for first."),
         (
@@ -176,7 +172,6 @@ REFUSED = {
         ("one_cycle(anneal=cos)", "one_cycle: anneal must be cosine or linear. Received: 'cos'."),
         ("one_cycle(cycle_momentum=0)", "cycle_momentum must be True or False. Received: 0."),
         ("plateau(monitor=3)", "plateau: monitor must be the name of a metric, such as val_loss. Received: 3."),
-        ("cosine(too=0.1)", 'cosine has no parameter "too". Received: cosine(too=0.1). Did you mean "to"?'),
         ("linear(to=None)", "linear: to must be a number in [0, 1]. Received: None."),
         ("linear(to=True)", "linear: to must be a number in [0, 1]. Received: True."),
         ("step(every=2.5)", "at least 1. Received: 2.5."),
@@ -184,23 +179,18 @@ REFUSED = {
     parse_early_stopping: [
         ("", "expected a name"),
         ("a:b", "must begin with the name of a metric"),
-        ("val_loss(mode=up)", "val_loss(mode=up): mode must be min, max or auto. Received: 'up'"),
         ("val_loss(patience=-1)", "patience must be an integer of at least 0. Received: -1"),
         ("val_loss(patience=1.5)", "patience must be an integer"),
         ("val_loss(min_delta=True)", "min_delta must be a number of at least 0"),
-        ("val_loss(patiense=1)", 'no parameter "patiense". Did you mean "patience"?'),
     ],
     parse_pipeline_schedule: [
         ("", "expected a name"),
-        ("g-pipe", 'g-pipe is not a known pipeline schedule. Did you mean "gpipe"?'),
-        ("dualpipe", "Known: 1f1b, 2bw, gpipe, interleaved, pipedream, zb_h1."),
         ("gpipe(chunks=2)", 'gpipe has no parameter "chunks".'),
         ("interleaved(2)", "expected key=value"),
         ("interleaved(chunks=2.0)", "at least 2. Received: 2.0."),
     ],
-    parse_specs: [("a,b,a(x=1)", "a is given twice"), ("a,b(", "column 2")],
+    parse_specs: [("a,b(", "column 2")],
     parse_sync: [
-        ("local", 'Did you mean "local_sgd"'),
         ("local_sgd(period=2.5)", "local_sgd: period must be a number of steps, at least 1. Received: 2.5."),
         ("local_sgd(state=none)", "local_sgd: state must be local, averaged or reset. Received: 'none'."),
         ("local_sgd(period=4, delay=5)", "local_sgd: delay must be at most the period, 4 steps. Received: 5."),
@@ -220,7 +210,6 @@ REFUSED = {
         ("easgd(alpha='x')", "easgd: alpha must be a number in (0, 1). Received: 'x'."),
     ],
     parse_search: [
-        ("lr", "lr is not a known search. Known: batch_size, learning_rate."),
         ("learning_rate(start=1)", 'learning_rate has no parameter "start". Received: learning_rate(start=1). Known: '),
         ("learning_rate(min=1, max=0.1)", "learning_rate: min must be less than max. Received: min=1, max=0.1."),
         ("learning_rate(steps=9)", "learning_rate: steps must be a number of steps, at least 10. Received: 9."),
@@ -256,9 +245,7 @@ def test_other_texts_are_refused_in_one_line(parse, text, message):
 
 def test_what_is_measured():
     """An algorithm without a table."""
-    assert [parse_all_reduce(text).is_measured for text, _ in READ[parse_all_reduce]] == [
-        text == "auto" for text, _ in READ[parse_all_reduce]
-    ]
+    assert [text for text, _ in READ[parse_all_reduce] if parse_all_reduce(text).is_measured] == ["auto"]
 
 
 TABLE = AlgorithmTable(

@@ -4,12 +4,12 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 
 import pytest
 
+from tests.user_commands import captured
 from tfdist import train
 from tfdist.cli import command, flags
 
@@ -124,14 +124,8 @@ def test_in_this_process(row: str, monkeypatch: pytest.MonkeyPatch, capfd: pytes
 
 
 def start(argv: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdist.train", *QUICK, "--output_dir=run", *argv],
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-m", "tfdist.train", *QUICK, "--output_dir=run", *argv]
+    done = captured(command, env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 

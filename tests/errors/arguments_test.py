@@ -2,7 +2,6 @@
 
 import pytest
 
-import tfdist
 from tfdist.errors import InputError, names_arguments, naming_flags
 
 
@@ -27,9 +26,3 @@ def test_flags_become_arguments_except_in_a_command(flags, arguments):
     with naming_flags(), pytest.raises(InputError) as caught:
         wrong(flags)
     assert str(caught.value) == flags
-
-
-@pytest.mark.tensorflow
-def test_what_a_user_of_the_library_sees():
-    with pytest.raises(InputError, match='^strategy=mirorred is not known. Did you mean "mirrored"'):
-        tfdist.load_strategy("mirorred", environment={})

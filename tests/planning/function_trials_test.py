@@ -7,18 +7,13 @@ import psutil
 import pytest
 
 import tfdist
+from tests.launcher.spawn_test import by_value
 from tfdist.errors import InputError, TrialError
 
 pytestmark = pytest.mark.processes
 
 pytest.importorskip("cloudpickle")  # the new processes cannot import this file's functions
 MIB = 2**20
-
-
-def by_value(function):
-    """Makes a function be pickled by value, like a notebook's."""
-    function.__module__ = "__main__"
-    return function
 
 
 @by_value

@@ -144,12 +144,12 @@ def test_the_search_takes_what_sends_least_and_fits():
     """Without sharding nothing is sent, until memory is too small for replicated variables."""
     shape = "data:1;model:2"
     whole = sum(planned(shape).totals().values())
-    assert searched(shape, whole)[0] == {"batch": "data"}
-    rules, plan = searched(shape, whole - 1)
-    assert set(rules.values()) == {"data", "model"} and sum(plan.totals().values()) < whole
-    tighter, less = searched(shape, sum(plan.totals().values()) - 1)
-    assert sum(less.totals().values()) < sum(plan.totals().values()) and len(tighter) >= len(rules)
-    assert searched(shape, whole, "ffn:model")[0] == {"batch": "data", "ffn": "model"}
+    assert searched(shape, whole).rules == {"batch": "data"}
+    plan = searched(shape, whole - 1)
+    assert set(plan.rules.values()) == {"data", "model"} and sum(plan.totals().values()) < whole
+    tighter = searched(shape, sum(plan.totals().values()) - 1)
+    assert sum(tighter.totals().values()) < sum(plan.totals().values()) and len(tighter.rules) >= len(plan.rules)
+    assert searched(shape, whole, "ffn:model").rules == {"batch": "data", "ffn": "model"}
 
 
 def test_the_search_says_what_the_least_would_be():

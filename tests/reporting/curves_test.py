@@ -78,11 +78,6 @@ def test_missing_and_odd_values_leave_a_picture(tmp_path, records):
     assert path.read_bytes().startswith(PNG)
 
 
-def test_no_records_no_picture(tmp_path):
-    CurvesReporter(tmp_path / "curves.png").close("done")
-    assert not list(tmp_path.iterdir())
-
-
 def test_evaluations_draw_but_not_too_often(tmp_path):
     path = tmp_path / "curves.png"
     now = 0.0
@@ -106,6 +101,8 @@ def test_evaluations_draw_but_not_too_often(tmp_path):
 def test_the_end_draws_what_is_new_only(tmp_path):
     path = tmp_path / "curves.png"
     reporter = CurvesReporter(path)
+    reporter.close("done")
+    assert not list(tmp_path.iterdir())
     reporter.record(evaluation(10, loss=1.0))
     path.unlink()
     reporter.close("done")

@@ -16,19 +16,14 @@ def description():
     return environment.describe(["alpha", "alpha", "beta"], start_time=1770000000.0)
 
 
-def test_versions_are_those_installed(description):
-    versions = description["versions"]
-    assert versions["python"] == platform.python_version()
-    for package in ("tensorflow", "keras", "numpy"):
-        assert versions[package] == importlib.metadata.version(package)
-
-
 def test_a_package_that_is_not_installed_is_left_out(monkeypatch):
     monkeypatch.setattr(environment, "_PACKAGES", ("numpy", "no-such-package"))
     assert set(environment.versions()) == {"python", "numpy"}
 
 
-def test_hosts_command_time_and_machine(description):
+def test_versions_hosts_command_time_and_machine(description):
+    versions = {name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
+    assert (versions | {"python": platform.python_version()}).items() <= description["versions"].items()
     assert description["hosts"] == ["alpha", "alpha", "beta"]
     assert shlex.split(description["command"]) == sys.orig_argv
     assert datetime.datetime.fromisoformat(description["started"]).timestamp() == 1770000000.0
@@ -40,5 +35,4 @@ def test_hosts_command_time_and_machine(description):
 def test_no_environment_variable_gets_in(monkeypatch):
     monkeypatch.setenv("MY_API_TOKEN", "s3cret-value")
     text = json.dumps(environment.describe([], start_time=0.0))
-    assert "s3cret-value" not in text
-    assert "MY_API_TOKEN" not in text
+    assert "s3cret-value" not in text and "MY_API_TOKEN" not in text

@@ -36,21 +36,14 @@ def speak():
     logging.getLogger("somebody.else").warning("careful")
 
 
-def test_the_chief_shows_and_files_the_same(tmp_path, capsys):
-    path = tmp_path / "logs" / "rank-0.log"
-    with python_logging.setup(0, path):
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_chief_shows_what_is_in_its_file_and_other_ranks_warnings_only(rank, tmp_path, capsys):
+    path = tmp_path / "logs" / "rank.log"
+    with python_logging.setup(rank, path):
         speak()
-    expected = [("INFO", "0", "started"), ("WARNING", "0", "careful")]
+    expected = [("INFO", f"{rank}", "started"), ("WARNING", f"{rank}", "careful")]
     assert lines(path.read_text()) == expected
-    assert lines(capsys.readouterr().err) == expected
-
-
-def test_other_ranks_show_warnings_only(tmp_path, capsys):
-    path = tmp_path / "rank-2.log"
-    with python_logging.setup(2, path):
-        speak()
-    assert lines(path.read_text()) == [("INFO", "2", "started"), ("WARNING", "2", "careful")]
-    assert lines(capsys.readouterr().err) == [("WARNING", "2", "careful")]
+    assert lines(capsys.readouterr().err) == (expected[1:] if rank else expected)
 
 
 def test_a_line_is_in_the_file_at_once_and_close_ends_it(tmp_path, capsys):

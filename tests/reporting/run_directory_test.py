@@ -60,13 +60,6 @@ def test_an_empty_model_is_that_of_no_finished_run(tmp_path):
     assert directory.is_done
 
 
-def test_the_names_of_the_files(tmp_path):
-    directory = RunDirectory(tmp_path)
-    named = (directory.metrics, directory.curves, directory.model, directory.tensorboard, directory.log(3))
-    names = ["metrics.jsonl", "curves.png", "model.keras", "tensorboard", os.path.join("logs", "rank-3.log")]
-    assert [str(path.relative_to(tmp_path)) for path in named] == names
-
-
 def test_a_launcher_may_have_written_its_logs(tmp_path):
     log = RunDirectory(tmp_path).log(0)
     log.parent.mkdir()

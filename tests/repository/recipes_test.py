@@ -62,7 +62,8 @@ def test_contributing_shows_each_example():
 
 
 def test_a_flag(tmp_path):
-    assert applied("flag", tmp_path) == ["tfdist/config/layout_config.py", "tfdist/layout.py"]
+    files = ["tfdist/cli/layout_reports.py", "tfdist/config/layout_config.py", "tfdist/layout.py"]
+    assert applied("flag", tmp_path) == files
     code, text = run(tmp_path, "-m", "tfdist.layout", "--help")
     assert code == 0 and re.search(r"--paths +Number of paths", text)
     code, text = run(tmp_path, "-m", "tfdist.layout", "--paths=0")

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import errno
+import functools
 import json
 import logging
 import os
@@ -113,45 +114,24 @@ def _hint(flag_text: str, known_flags: Mapping[str, Any], program: str) -> str:
     return " Arguments of the script follow its name." if is_script_argument else ""
 
 
-def render(
-    program: str,
-    topics: Mapping[str, Sequence[tuple[str, str]]],
-    about: str = "",
-    arguments: str = "",
-    width: int = 100,
-    examples: Sequence[str] = (),
+def _help(
+    program: str, topics: Mapping[str, Sequence[tuple[str, str]]], about: str, arguments: str, examples: Sequence[str]
 ) -> str:
-    """Returns the help of a command.
-
-    Args:
-      program: name of the program.
-      topics: by title, the flags of each topic, as pairs of syntax and description.
-      about: description of the command.
-      arguments: arguments after the flags, such as "-- COMMAND".
-      width: maximum width, in characters.
-      examples: commands, which are not wrapped.
-    """
+    """Returns the help of a command; `topics` has the syntax and the description of flags by title."""
+    width = min(shutil.get_terminal_size().columns, 120)
     column = 4 + max(len(name) for lines in topics.values() for name, _ in lines)
     flags_text = "" if [*topics] == [EVERY_COMMAND] else "[--flag=value ...] "
     parts = [f"Usage: {program} {flags_text}{arguments}".rstrip()]
     parts += [textwrap.fill(" ".join(about.split()), width)] if about else []
+    wrap = functools.partial(
+        textwrap.fill, width=width, subsequent_indent=" " * column, break_long_words=False, break_on_hyphens=False
+    )
     for topic, lines in topics.items():
-        parts.append("\n".join([f"{topic}:", *(_line(name, text, column, width) for name, text in lines)]))
+        rows = (wrap(text, initial_indent=f"  {name}".ljust(column)) for name, text in lines)
+        parts.append("\n".join([f"{topic}:", *rows]))
     if examples:
         parts.append("\n".join(["Examples:", *(f"  {example}" for example in examples)]))
     return "\n\n".join(parts)
-
-
-def _line(name: str, text: str, column: int, width: int) -> str:
-    first = f"  {name}".ljust(column)
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=" " * column,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 class _HelpRequested(Exception):
@@ -211,19 +191,17 @@ def run(
         for flag in _HELP:
             help_flag = _HelpFlag(flag, False, "", short_name="h" if flag == "help" else None)
             absl_flags.DEFINE_flag(help_flag, values, __name__)
-        command_line = argv() if callable(argv) else argv
-        remaining_arguments = parse(
-            values, list(sys.argv if command_line is None else command_line), program, arguments
-        )
+        command_line = argv() if callable(argv) else sys.argv if argv is None else argv
+        remaining_arguments = parse(values, list(command_line), program, arguments)
         with _stack_on_sigusr1(), naming_flags(), contextlib.ExitStack() as stack:
-            call_arguments: list[Any] = []
+            call_arguments: list[Any] = [remaining_arguments] if arguments else []
             if arguments == "RUN" and len(remaining_arguments) != 1:
                 raise InputError(
                     f"{program} takes one directory. Received: {len(remaining_arguments)} arguments. Give the directory of a "
                     "run."
                 )
-            if arguments:
-                call_arguments.append(remaining_arguments[0] if arguments == "RUN" else remaining_arguments)
+            if arguments == "RUN":
+                call_arguments = remaining_arguments
             if define:
                 call_arguments.append(flags.config(values, define) if isinstance(define, type) else values)
             if has_json:
@@ -236,8 +214,7 @@ def run(
             description = {"name": name, "about": about, "arguments": arguments, "examples": list(examples)}
             text = json.dumps({**description, "flags": [_flag_data(flag) for flag in _command_flags(values)]})
         else:
-            width = min(shutil.get_terminal_size().columns, 120)
-            text = render(program, _topics(values), about, arguments, width, examples)
+            text = _help(program, _topics(values), about, arguments, examples)
         with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
             print(text)
         return ExitCode.DONE
@@ -283,19 +260,10 @@ def _stack_on_sigusr1() -> Iterator[None]:
             yield
 
 
-def parse(
-    values: absl_flags.FlagValues,
-    argv: list[str],
-    program: str,
-    arguments: str,
-) -> list[str]:
-    """Parses a command line and returns the arguments after the flags.
+def parse(values: absl_flags.FlagValues, argv: list[str], program: str, arguments: str) -> list[str]:
+    """Parses a command line, which includes the program name, and returns the arguments after the flags.
 
-    Args:
-      values: flag values with all flags defined.
-      argv: command line, including the program name.
-      program: name of the command in messages.
-      arguments: arguments after the flags; empty if the command takes only flags.
+    `values` has all flags defined, and `arguments` is empty if the command takes only flags.
 
     Raises:
       InputError: the command line, or a file that it names, is invalid; the message is one line.
@@ -447,7 +415,7 @@ def flush(ignore_errors: bool = False) -> None:
 VARIABLE = "TFDIST_FLAGS"
 
 
-def environment_options(overrides: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> RunConfig:
+def environment_options(overrides: Mapping[str, Any]) -> RunConfig:
     """Returns the configuration from TFDIST_FLAGS and keyword arguments, which take precedence.
 
     Raises:
@@ -455,7 +423,7 @@ def environment_options(overrides: Mapping[str, Any], environment: Mapping[str, 
     """
     values = absl_flags.FlagValues()
     flags.define(values, RunConfig)
-    parse(values, [VARIABLE, *environment_flags(environment)], "tfdist run", "")
+    parse(values, [VARIABLE, *environment_flags()], "tfdist run", "")
     config = flags.config(values, RunConfig)
     names = [field.name for field in dataclasses.fields(RunConfig)]
     for name in overrides:
@@ -464,13 +432,13 @@ def environment_options(overrides: Mapping[str, Any], environment: Mapping[str, 
     return dataclasses.replace(config, **overrides)
 
 
-def environment_flags(environment: Mapping[str, str] = os.environ) -> list[str]:
+def environment_flags() -> list[str]:
     """Returns the flags in TFDIST_FLAGS, split as by a shell.
 
     Raises:
       InputError: a quote is not closed, or the text does not start with a flag.
     """
-    text = environment.get(VARIABLE, "")
+    text = os.environ.get(VARIABLE, "")
     try:
         words = shlex.split(text)
     except ValueError as error:

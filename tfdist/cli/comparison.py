@@ -61,23 +61,14 @@ from tfdist.trainer.trainer import Trainer
 
 @dataclasses.dataclass(frozen=True)
 class Replay(WeightSynchronizer):
-    """Steps of one device, with delayed gradients, in the order of recorded updates.
+    """Steps of one device, with delayed gradients, in the order of recorded updates."""
 
-    Attributes:
-      model: a model with the weights before the first update.
-      strategy: strategy of one device.
-      updates: all updates of the recorded run, in order.
-      placement: see `Servers.placement`.
-      methods: see `ServerSynchronizer.methods`.
-      shares: number of workers that share a batch; 1 if each update is that of a whole batch.
-    """
-
-    model: keras.Model
-    strategy: Strategy
-    updates: Sequence[Update]
-    placement: Sequence[int]
-    methods: Sequence[str]
-    shares: int = 1
+    model: keras.Model  # a model with the weights before the first update
+    strategy: Strategy  # strategy of one device
+    updates: Sequence[Update]  # all updates of the recorded run, in order
+    placement: Sequence[int]  # see `Servers.placement`
+    methods: Sequence[str]  # see `ServerSynchronizer.methods`
+    shares: int = 1  # number of workers that share a batch; 1 if each update is that of a whole batch
 
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
         """See base class. Returns the shares of all workers in turn."""
@@ -281,12 +272,7 @@ def uses_roundings(config: VerifyConfig) -> bool:
 def verify(session: Session, print_line: Callable[[str], None]) -> dict[str, Any] | None:
     """Trains with the strategy on all processes and the reference on the chief; reports the differences of each step.
 
-    Args:
-      session: session whose config is a `VerifyConfig`.
-      print_line: called with each line of the result.
-
-    Returns:
-      The facts of docs/reference/json.md on the chief, with the comparison of each step; None on other processes.
+    The config of the session is a `VerifyConfig`. Returns the facts of docs/reference/json.md on the chief, else None.
     """
     strategy, config = session.strategy, session.config
     strategy_trainer = make_trainer(session, strategy)

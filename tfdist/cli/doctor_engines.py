@@ -20,19 +20,12 @@ from tfdist.launcher.supervision import deadline
 
 
 class ProgramResult(NamedTuple):
-    """The result of running a program.
+    """The result of running a program."""
 
-    Attributes:
-      code: exit code of the process that caused a failure, or 0.
-      reason: reason of a failure, as one line; empty for success.
-      text: output of the process that caused a failure, or of rank 0.
-      seconds: duration.
-    """
-
-    code: int
-    reason: str
-    text: str
-    seconds: float
+    code: int  # exit code of the process that caused a failure, or 0
+    reason: str  # reason of a failure, as one line; empty for success
+    text: str  # output of the process that caused a failure, or of rank 0
+    seconds: float  # duration
 
 
 class Children(CapturedJobs):
@@ -62,15 +55,10 @@ class Children(CapturedJobs):
             except (TfdistError, OSError) as error:  # the program could not be started
                 outcome = Outcome(ExitCode.FAILED, str(error))
             text = read_log(outcome.log or logs / "rank-0.log")
-        reason = _failure_reason(outcome, text) if outcome.code else ""
+        # The last line of output of the failed process, unless it was killed.
+        has_own_reason = outcome.code and outcome.rank is not None and outcome.code <= SIGNAL_OFFSET
+        reason = (last_line(text) if has_own_reason else "") or outcome.reason
         return ProgramResult(outcome.code, reason, text, time.monotonic() - start)
-
-
-def _failure_reason(outcome: Outcome, text: str) -> str:
-    """Returns the reason of a failure: the last line of output of the failed process, unless it was killed."""
-    if outcome.rank is None or outcome.code > SIGNAL_OFFSET:
-        return outcome.reason
-    return last_line(text) or outcome.reason
 
 
 _PROCESSES = 2  # number of processes for which the choice of `--communication=auto` is reported
@@ -80,19 +68,13 @@ _REBUILD_FOR_OLD_CPUS = f'HOROVOD_BUILD_ARCH_FLAGS="-march=x86-64-v2" {_REBUILD}
 
 
 class Frameworks(NamedTuple):
-    """The state of TensorFlow and Horovod.
+    """The state of TensorFlow and Horovod."""
 
-    Attributes:
-      problem: why TensorFlow cannot be used; empty if it can.
-      gpus: number of TensorFlow's GPUs.
-      horovod: the output of `horovod_probe`; None if Horovod is not installed or cannot be imported.
-      horovod_problem: why Horovod cannot be used, if it is installed.
-    """
-
-    problem: str
-    gpus: int
+    problem: str  # why TensorFlow cannot be used; empty if it can
+    gpus: int  # number of TensorFlow's GPUs
+    # The output of `horovod_probe`; None if Horovod is not installed or cannot be imported.
     horovod: Mapping[str, Any] | None
-    horovod_problem: Finding | None
+    horovod_problem: Finding | None  # why Horovod cannot be used, if it is installed
 
     def missing_requirement(self, test: SmokeTest) -> Finding | None:
         """Returns why a smoke test cannot run, or None if it can."""
@@ -115,7 +97,8 @@ def probe(children: Children, seconds: float) -> tuple[Frameworks, list[Finding]
     problem, remedy = keras_backend.problem(), keras_backend.REMEDY
     devices: list[str] = []
     if not problem:
-        devices, problem = _devices(children, seconds)
+        program = children.run_module("tfdist.cli.tensorflow_probe", (), 1, seconds)
+        devices, problem = [] if program.code else last_json_object(program.text)["gpus"], program.reason
         remedy = "pip install --force-reinstall tensorflow keras"
     horovod, horovod_problem = (None, None) if problem else _horovod(children, seconds)
     findings = [_device_finding(devices), *_horovod_findings(horovod), *filter(None, [horovod_problem])]
@@ -128,11 +111,6 @@ def add_build_tools(install: str) -> str:
     """Returns a command that installs missing build tools and then runs `install`."""
     missing = [tool for tool in ("g++", "make") if not shutil.which(tool)]
     return f"apt install {' '.join(missing)} && {install}" if missing else install
-
-
-def _devices(children: Children, seconds: float) -> tuple[list[str], str]:
-    program = children.run_module("tfdist.cli.tensorflow_probe", (), 1, seconds)
-    return ([], program.reason) if program.code else (last_json_object(program.text)["gpus"], "")
 
 
 def _device_finding(gpus: Sequence[str]) -> Finding:
@@ -165,13 +143,8 @@ def _horovod_findings(horovod: Mapping[str, Any] | None) -> list[Finding]:
     choice = horovod["automatic"]
     if not choice["library"]:
         return [Finding(Status.WARNING, choice["reason"])]
-    return [
-        Finding(Status.OK, f"Horovod was built with {', '.join(names)}"),
-        Finding(
-            Status.OK,
-            f"for {_PROCESSES} processes here, --communication=auto takes {choice['library']}, {choice['reason']}",
-        ),
-    ]
+    text = f"for {_PROCESSES} processes here, --communication=auto takes {choice['library']}, {choice['reason']}"
+    return [Finding(Status.OK, f"Horovod was built with {', '.join(names)}"), Finding(Status.OK, text)]
 
 
 def last_json_object(text: str) -> dict[str, Any]:
@@ -180,48 +153,32 @@ def last_json_object(text: str) -> dict[str, Any]:
     return result
 
 
-_WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 _MODULE = "tfdist.verify"
 _ARGUMENTS = ("--model=mlp(hidden=(8,))", "--dataset=synthetic:4x4x1", "--batch_size=8", "--steps=2")
 
 
 class SmokeTestResult(NamedTuple):
-    """The result of a smoke test.
-
-    Attributes:
-      strategy: name of the strategy.
-      test: the test; None if the strategy has none.
-      status: whether the strategy works.
-      reason: why the test failed or was not run, as one line; empty if it passed.
-      remedy: the command that fixes a problem, if known.
-      command: the command that repeats the test; empty if it was not run.
-      seconds: its duration; None if it was not run.
-    """
+    """The result of a smoke test."""
 
     strategy: str
-    test: SmokeTest | None
-    status: Status
-    reason: str = ""
-    remedy: str = ""
-    command: str = ""
-    seconds: float | None = None
+    test: SmokeTest | None  # the test; None if the strategy has none
+    status: Status  # whether the strategy works
+    reason: str = ""  # why the test failed or was not run, as one line; empty if it passed
+    remedy: str = ""  # the command that fixes a problem, if known
+    command: str = ""  # the command that repeats the test; empty if it was not run
+    seconds: float | None = None  # its duration; None if it was not run
 
     def finding(self) -> Finding:
         """Returns the line of the report."""
         duration = [] if self.seconds is None else [f"{self.seconds:.1f} s"]
         hint = f"To see its output: {self.command}" if self.status == Status.FAILED and self.command else ""
-        text = "  ".join([f"{self._title():<39}", *duration, self.reason]).rstrip()
+        parts = [f"{self.strategy} over {self.test.library}" if self.test and self.test.library else self.strategy]
+        if self.test:
+            parts += [f"{self.test.processes} processes"] if self.test.processes > 1 else []
+            parts += [f"{self.test.devices} devices"] if self.test.devices > 1 else []
+            parts += ["sharded"] if "shard" in self.test.options else []
+        text = "  ".join([f"{', '.join(parts):<39}", *duration, self.reason]).rstrip()
         return Finding(self.status, text, self.remedy or hint)
-
-    def _title(self) -> str:
-        test = self.test
-        if test is None:
-            return self.strategy
-        parts = [f"{self.strategy} over {test.library}" if test.library else self.strategy]
-        parts += [f"{test.processes} processes"] if test.processes > 1 else []
-        parts += [f"{test.devices} devices"] if test.devices > 1 else []
-        parts += ["sharded"] if "shard" in test.options else []
-        return ", ".join(parts)
 
     def facts(self) -> dict[str, Any]:
         """Returns the result as JSON values."""
@@ -244,13 +201,12 @@ def run_smoke_tests(
     children: Children, frameworks: Frameworks, names: Sequence[str], seconds: float
 ) -> Iterator[SmokeTestResult]:
     """Runs the smoke tests of strategies, each with a deadline in seconds."""
-    for declaration in DECLARATIONS:
-        name = declaration.name
-        if name in names and not declaration.smoke_tests:
+    for declaration in (entry for entry in DECLARATIONS if entry.name in names):
+        if not declaration.smoke_tests:
             reason = f"not tried here: it runs on {declaration.help}"
-            yield SmokeTestResult(name, None, Status.MISSING, reason)
-        for test in declaration.smoke_tests if name in names else ():
-            yield _run_smoke_test(children, frameworks, name, test, seconds)
+            yield SmokeTestResult(declaration.name, None, Status.MISSING, reason)
+        for test in declaration.smoke_tests:
+            yield _run_smoke_test(children, frameworks, declaration.name, test, seconds)
 
 
 def _run_smoke_test(
@@ -261,7 +217,7 @@ def _run_smoke_test(
         return SmokeTestResult(strategy, test, *missing_requirement)
     arguments = [*_ARGUMENTS, *_flags(strategy, test)]
     # GPUs are hidden if there are too few for the replicas.
-    variables = _WITHOUT_GPUS if 0 < frameworks.gpus < test.processes * test.devices else {}
+    variables = {"CUDA_VISIBLE_DEVICES": "-1"} if 0 < frameworks.gpus < test.processes * test.devices else {}
     program = children.run_module(_MODULE, [*arguments, "--json"], test.processes, seconds, variables)
     launch = f"tfdist launch --processes={test.processes} -- " if test.processes > 1 else ""
     command = f"{launch}{_MODULE.replace('.', ' ')} {shlex.join(arguments)}"

@@ -11,7 +11,7 @@ import re
 import resource
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psutil
@@ -22,13 +22,7 @@ import tfdist
 from tfdist.cli.horovod_build import PATCHED
 from tfdist.cluster.affinity import cpu_quota
 from tfdist.cluster.environment import describe, detect_cluster, hint
-from tfdist.coordination.job_token import (
-    INSECURE_VARIABLE,
-    LOOPBACK,
-    MIN_TOKEN_LENGTH,
-    is_loopback,
-    user_token,
-)
+from tfdist.coordination.job_token import INSECURE_VARIABLE, LOOPBACK, MIN_TOKEN_LENGTH, is_loopback, user_token
 from tfdist.errors import InputError, byte_size, truncate
 from tfdist.reporting.environment import versions
 
@@ -43,24 +37,15 @@ class Status(enum.StrEnum):
 
 
 class Finding(NamedTuple):
-    """A line of the report.
+    """A line of the report."""
 
-    Attributes:
-      status: meaning of the finding.
-      text: one line.
-      remedy: a command or instruction that fixes a problem; may be empty.
-    """
+    status: Status  # meaning of the finding
+    text: str  # one line
+    remedy: str = ""  # a command or instruction that fixes a problem; may be empty
 
-    status: Status
-    text: str
-    remedy: str = ""
-
-
-def lines(finding: Finding) -> Iterator[str]:
-    """Yields the lines of a finding."""
-    yield f"  {finding.status:<8} {finding.text}"
-    if finding.remedy:
-        yield f"           -> {finding.remedy}"
+    def lines(self) -> list[str]:
+        """Returns the lines of the report."""
+        return [f"  {self.status:<8} {self.text}", *([f"           -> {self.remedy}"] if self.remedy else [])]
 
 
 def warning_or_ok(problem: str, remedy: str, otherwise: str) -> Finding:
@@ -167,18 +152,16 @@ def limits_section() -> list[Finding]:
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
     files, processes = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
     processes = min(processes, container_limit(_PROCESS_LIMIT) or math.inf)
+    more_processes = "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)"
     return [
-        warning_or_ok(
-            f"only {files} files may be open" if files < _MIN_FILES else "",
-            "ulimit -n 65536",
-            f"{_limit_text(files)} open files",
-        ),
-        warning_or_ok(
-            f"only {processes} processes and threads" if processes < _MIN_PROCESSES else "",
-            "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)",
-            f"{_limit_text(processes)} processes and threads",
-        ),
+        _limit_finding(files, _MIN_FILES, "files may be open", "ulimit -n 65536", "open files"),
+        _limit_finding(processes, _MIN_PROCESSES, "processes and threads", more_processes, "processes and threads"),
     ]
+
+
+def _limit_finding(limit: float, minimum: int, problem: str, remedy: str, noun: str) -> Finding:
+    text = f"{limit if math.isfinite(limit) else 'unlimited'} {noun}"
+    return warning_or_ok(f"only {limit} {problem}" if limit < minimum else "", remedy, text)
 
 
 def container_limit(path: pathlib.Path) -> int | None:
@@ -187,10 +170,6 @@ def container_limit(path: pathlib.Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):  # "max" instead of a number, or no cgroup v2
         return None
-
-
-def _limit_text(limit: float) -> str:
-    return str(limit) if math.isfinite(limit) else "unlimited"
 
 
 _RELEVANT_VARIABLES = re.compile(
@@ -238,13 +217,11 @@ def network_section(environment: Mapping[str, str]) -> list[Finding]:
     if problem:
         remedy = "ip link set lo up, and permit connections over it in the firewall"
         loopback = Finding(Status.FAILED, f"{LOOPBACK} cannot be used: {problem}", remedy)
+    described = (_describe_interface(interface, addresses) for interface, addresses in sorted(interfaces.items()))
     findings = [
         _name_finding(name, _resolve(name)),
         loopback,
-        *(
-            Finding(Status.OK, _describe_interface(interface, interfaces[interface]))
-            for interface in sorted(interfaces)
-        ),
+        *(Finding(Status.OK, text) for text in described),
         _token(environment),
     ]
     gloo_interface = environment.get(_INTERFACE_VARIABLE)

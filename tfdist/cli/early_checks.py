@@ -17,17 +17,11 @@ from tfdist.distribution.strategy_selection import Detection, detect
 
 
 class ProcessContext(NamedTuple):
-    """The environment of this process, and its position in the job.
+    """The environment of this process, and its position in the job."""
 
-    Attributes:
-      environment: environment variables, some of them replaced by flags.
-      cluster: the position of this process in the job.
-      detection: the chosen strategy and the reason; None if the choice requires TensorFlow.
-    """
-
-    environment: Mapping[str, str]
-    cluster: Cluster
-    detection: Detection | None = None
+    environment: Mapping[str, str]  # environment variables, some of them replaced by flags
+    cluster: Cluster  # the position of this process in the job
+    detection: Detection | None = None  # the chosen strategy and the reason; None if the choice requires TensorFlow
 
 
 def detect_context(config: Any, environment: Mapping[str, str] = os.environ) -> ProcessContext:

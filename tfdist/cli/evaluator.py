@@ -118,11 +118,7 @@ class CheckpointWatcher:
         return bool(resume.finished_message(resume.AUTO, self._directory, self._flags, self._job_name))
 
     def new_checkpoints(self) -> list[StoragePath]:
-        """Returns the checkpoints that were neither evaluated before nor returned by an earlier call, in order.
-
-        Raises:
-          InputError: the run has other flags.
-        """
+        """Returns the checkpoints that were neither evaluated before nor returned by an earlier call, in order."""
         if resume.overwrites(self._directory, self._flags, self._job_name):  # they will be deleted
             return []
         checkpoints = newest(self._directory.checkpoints)

@@ -1,7 +1,6 @@
 """Converts absl flags to configurations and back. Flags are defined only by the fields of configurations."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -34,12 +33,7 @@ class TextParser(absl_flags.ArgumentParser[str]):
 
 
 def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainConfig) -> None:
-    """Defines a flag for each field of a configuration.
-
-    Args:
-      flag_values: values on which flags are defined; each command has its own.
-      config_type: `TrainConfig`, or another dataclass whose fields each have a `tfdist.config.fields.Flag`.
-    """
+    """Defines a flag for each field of a dataclass whose fields each have a `tfdist.config.fields.Flag`."""
     ignored_flags = getattr(config_type, "ignored_flags", ())
     topics = {
         field.name: NO_EFFECT_HELP if field.name in ignored_flags else field.metadata["flag"].topic
@@ -49,23 +43,30 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
     # A command's own topics come first.
     for field in sorted(dataclasses.fields(config_type), key=lambda field: positions.get(topics[field.name], -1)):
         flag, topic = field.metadata["flag"], topics[field.name]
-        # absl groups flags by the module that defines them, while the help groups them by topic.
-        parser = TextParser(flag.choices)
-        define_flag = _DEFINE.get(type(field.default), functools.partial(define_text, parser))
-        define_flag(field.name, field.default, flag.help, flag_values=flag_values, module_name=topic)
+        define_flag(flag_values, topic, type(field.default), field.name, field.default, flag.help, flag.choices)
 
 
-def define_text(parser: TextParser, name: str, default: str | None, help_text: str, **options: Any) -> None:
-    """Defines a text flag; takes a parser and the arguments of `absl.flags.DEFINE_string`."""
-    absl_flags.DEFINE(parser, name, default, help_text, serializer=absl_flags.ArgumentSerializer(), **options)
+def define_flag(
+    flag_values: absl_flags.FlagValues,
+    topic: str,
+    kind: type,
+    name: str,
+    default: Any,
+    help_text: str,
+    choices: tuple[str, ...] = (),
+) -> None:
+    """Defines a flag of a kind, by default a text."""
+    # absl groups flags by the module that defines them, while the help groups them by topic.
+    options: dict[str, Any] = {"flag_values": flag_values, "module_name": topic}
+    if define_number := _DEFINE.get(kind):
+        define_number(name, default, help_text, **options)
+    else:
+        serializer: Any = absl_flags.ArgumentSerializer()
+        absl_flags.DEFINE(TextParser(choices), name, default, help_text, serializer=serializer, **options)
 
 
 def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = TrainConfig) -> Config:  # type: ignore[assignment]  # a TypeVar's default
-    """Returns the configuration of parsed flags.
-
-    Raises:
-      InputError: a flag is out of range, or two flags exclude each other.
-    """
+    """Returns the configuration of parsed flags, or raises its `InputError`."""
     fields = dataclasses.fields(config_type)  # type: ignore[arg-type]  # a dataclass
     values: dict[str, Any] = {field.name: flag_values[field.name].value for field in fields}
     return config_type(**values)

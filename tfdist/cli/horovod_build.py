@@ -213,14 +213,14 @@ def environment(build: Build, packages: pathlib.Path, cmake: str) -> dict[str, s
     variables |= {f"HOROVOD_WITHOUT_{name}": "1" for name in ("PYTORCH", "MXNET", *["MPI"] * (not build.mpi))}
     if build.gpu:
         variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
-    if build.mpi and (mpicxx := find_mpicxx()):
-        variables["MPI_HOME"] = str(
-            pathlib.Path(mpicxx).absolute().parent.parent
-        )  # without resolving links, which Debian uses
-    variables["HOROVOD_CMAKE"] = cmake
-    variables["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
-    variables["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"  # otherwise CMake 4 rejects Gloo's CMakeLists.txt
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
+    if build.mpi and (mpicxx := find_mpicxx()):  # without resolving links, which Debian uses
+        variables["MPI_HOME"] = str(pathlib.Path(mpicxx).absolute().parent.parent)
+    variables |= {
+        "HOROVOD_CMAKE": cmake,
+        "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # otherwise CMake 4 rejects Gloo's CMakeLists.txt
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")])),
+    }
     # Set by oneAPI's setvars.sh; Horovod would be built with oneCCL, and prefer it to MPI.
     variables.pop("CCL_ROOT", None)
     return variables
@@ -260,7 +260,7 @@ def patch(source: pathlib.Path) -> None:
 
 def last_error(text: str) -> str:
     """Returns the last line with a cause in the output of compilers, CMake or pip, or else the last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["It printed nothing."]
+    lines = [line for line in map(str.strip, text.splitlines()) if line] or ["It printed nothing."]
     errors = [i for i, line in enumerate(lines) if re.search(r"(?i)error:|CMake Error", line)]
     causes = [i for i in errors if not _IRRELEVANT_LINES.search(lines[i])] or errors or [len(lines) - 1]
     cause = lines[causes[-1]]

@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli.output import Output
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.config.layouts import ProcessGrid, Shard, parse_grid, parse_layout, unused_rule_warnings
+from tfdist.config.layouts import ProcessGrid, Shard, parse_grid, parse_layout
 from tfdist.config.mesh import Mesh, parse_mesh
 from tfdist.config.pipeline import parse_cut
 from tfdist.config.staleness import parse_staleness
@@ -20,12 +19,13 @@ if TYPE_CHECKING:
     from tfdist.planning.layout_plan import AbstractModel, Plan, VariablePlan
     from tfdist.planning.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
 
+Report = tuple[list[str], dict[str, Any]]  # lines, and the JSON values, whose "notes" are further lines
 _AXIS = "data"
 _MAX_LISTED = 3  # paths of replicated variables, and tensors between stages
 
 
-def print_replica_layout(config: LayoutConfig, output: Output) -> int:
-    """Prints the plan of replicas; returns the exit code."""
+def replica_report(config: LayoutConfig) -> Report:
+    """Returns the plan of replicas."""
     load_tensorflow()
     _, plan, rows = _replicated_plan(config, config.processes)
     trainable = [variable for variable in plan.variables if variable.trainable]
@@ -34,28 +34,18 @@ def print_replica_layout(config: LayoutConfig, output: Output) -> int:
         [variable.optimizer_bytes for variable in trainable],
         config.processes if config.shard == "optimizer" else 1,
     )
-    notes = []
-    if "16" in config.precision:
-        notes = [
-            "Gradients and activations are counted in 32 bits, although layers that compute in 16 bits have theirs in 16."
-        ]
-    for line in (*_replica_lines(plan, parts, rows, config), *notes):
-        output.line(line)
     totals = plan.totals()
-    output.result(
-        {
-            "strategy": config.strategy,
-            "processes": config.processes,
-            "shard": config.shard,
-            "process_bytes": {kind: totals[kind] for kind in ("parameters", "gradients", "activations")},
-            "optimizer_state_bytes": [parts[rank % len(parts)] for rank in range(config.processes)],
-            "variables": [_variable_facts(v) | {"optimizer_state_bytes": v.optimizer_bytes} for v in plan.variables],
-            "micro_steps_per_step": config.accumulate_steps,
-            "micro_step_examples": rows,
-            "notes": notes,
-        }
-    )
-    return 0
+    return list(_replica_lines(plan, parts, rows, config)), {
+        "strategy": config.strategy,
+        "processes": config.processes,
+        "shard": config.shard,
+        "process_bytes": {kind: totals[kind] for kind in ("parameters", "gradients", "activations")},
+        "optimizer_state_bytes": [parts[rank % len(parts)] for rank in range(config.processes)],
+        "variables": [variable_facts(v) | {"optimizer_state_bytes": v.optimizer_bytes} for v in plan.variables],
+        "micro_steps_per_step": config.accumulate_steps,
+        "micro_step_examples": rows,
+        "notes": list(precision_notes(config, "have")),
+    }
 
 
 def _replicated_plan(config: LayoutConfig, replicas: int) -> "tuple[AbstractModel, Plan, int]":
@@ -67,12 +57,43 @@ def _replicated_plan(config: LayoutConfig, replicas: int) -> "tuple[AbstractMode
     return model, plan, rows
 
 
-def _variable_facts(variable: "VariablePlan") -> dict[str, Any]:
+def precision_notes(config: LayoutConfig, verb: str) -> Iterator[str]:
+    """Yields a note about layers that compute in 16 bits; they `have` or `send` gradients and activations."""
+    if "16" in config.precision:
+        yield (
+            "Gradients and activations are counted in 32 bits, although layers that compute in 16 bits "
+            f"{verb} theirs in 16."
+        )
+
+
+def layer_notes(plan: "Plan", uncounted: str) -> Iterator[str]:
+    """Yields notes about layers that are not fully counted; `uncounted` is what is not counted of nested layers."""
+    if plan.unknown_layers:
+        yield f"Not counted: {uncounted} of these nested layers: {', '.join(plan.unknown_layers)}."
+    if plan.unclear_layers:
+        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(plan.unclear_layers)}."
+
+
+def variable_facts(variable: "VariablePlan") -> dict[str, Any]:
+    """Returns path, shape and bytes of a variable as JSON values."""
     return {"path": variable.path, "shape": list(variable.shape), "bytes": variable.bytes}
 
 
+def described_dims(variable: "VariablePlan") -> tuple[str, str, str]:
+    """Returns the cells of path, dims and shape."""
+    return variable.path, " ".join(variable.dims), "x".join(map(str, variable.shape))
+
+
+def replicated_line(variables: "Sequence[VariablePlan]", reason: str = "") -> str:
+    """Returns a line about variables that are replicated, for a reason."""
+    paths = ", ".join(v.path for v in variables[:_MAX_LISTED]) + (", ..." if len(variables) > _MAX_LISTED else "")
+    size = byte_size(sum(v.bytes for v in variables))
+    return f"Replicated on each device: {count_of(len(variables), 'variable')}, {size}{reason} ({paths})"
+
+
 def _variable_row(variable: "VariablePlan", *cells: str) -> tuple[str, ...]:
-    return (variable.path, "x".join(map(str, variable.shape)), byte_size(variable.bytes), *cells)
+    path, _, shape = described_dims(variable)
+    return (path, shape, byte_size(variable.bytes), *cells)
 
 
 def _replica_lines(plan: "Plan", parts: Sequence[int], rows: int, config: LayoutConfig) -> Iterator[str]:
@@ -101,40 +122,20 @@ def _spread_variables(spread: "Plan", is_replicated: bool) -> "list[VariablePlan
 def _spread_lines(spread: "Plan") -> Iterator[str]:
     """Yields lines about layouts of variables and communication between the devices of a process."""
     rows = [
-        (
-            v.path,
-            " ".join(v.dims),
-            "x".join(map(str, v.shape)),
-            str(v.placement.computation),
-            byte_size(v.bytes_per_device(spread.mesh)["parameters"]),
-        )
+        (*described_dims(v), str(v.placement.computation), byte_size(v.bytes_per_device(spread.mesh)["parameters"]))
         for v in _spread_variables(spread, is_replicated=False)
     ]
     if rows:
         yield f"Sharded over the {spread.mesh.size} devices of a process:"
         yield from text_table([("variable", "dims", "shape", "layout", "on a device"), *rows])
     if variables := _spread_variables(spread, is_replicated=True):
-        paths = ", ".join(v.path for v in variables[:_MAX_LISTED]) + (", ..." if len(variables) > _MAX_LISTED else "")
-        count = count_of(len(variables), "variable")
-        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))} ({paths})"
-    for warning in unused_rule_warnings(spread.rules, spread.dims, Shard(), spread.mesh):
+        yield replicated_line(variables)
+    for warning in spread.warnings:
         yield f"Warning: {warning}"
     if spread.traffic:
         yield "Collectives of the devices for each micro-batch, with the size of the tensor on each device:"
         collective_rows = [(traffic.purpose, traffic.kind, byte_size(traffic.bytes)) for traffic in spread.traffic]
         yield from text_table([("what", "operation", "size"), *collective_rows])
-
-
-def _spread_notes(spread: "Plan") -> Iterator[str]:
-    """Yields notes about costs that the plan does not include."""
-    yield (
-        "Variables, gradients and optimizer state are counted per device, activations as on one device without --layout. "
-        "In addition, the host of a process stores its unsharded gradients while they are reduced."
-    )
-    if spread.unknown_layers:
-        yield f"Not counted: communication of these nested layers: {', '.join(spread.unknown_layers)}."
-    if spread.unclear_layers:
-        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(spread.unclear_layers)}."
 
 
 def _spread_facts(spread: "Plan | None") -> dict[str, Any]:
@@ -144,7 +145,7 @@ def _spread_facts(spread: "Plan | None") -> dict[str, Any]:
     return {
         "layout": {dim: axis for dim, axis in spread.rules.items() if dim != "batch"},
         "sharded_variables": [
-            _variable_facts(v)
+            variable_facts(v)
             | {
                 "dims": list(v.dims),
                 "layout": str(v.placement.computation),
@@ -153,7 +154,7 @@ def _spread_facts(spread: "Plan | None") -> dict[str, Any]:
             for v in _spread_variables(spread, is_replicated=False)
         ],
         "collectives": collective_facts(spread),
-        "warnings": unused_rule_warnings(spread.rules, spread.dims, Shard(), spread.mesh),
+        "warnings": spread.warnings,
     }
 
 
@@ -165,8 +166,8 @@ def collective_facts(plan: "Plan") -> list[dict[str, Any]]:
     ]
 
 
-def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
-    """Prints the plan of a pipeline; returns the exit code."""
+def pipeline_report(config: LayoutConfig) -> Report:
+    """Returns the plan of a pipeline."""
     mesh = parse_mesh(config.mesh_shape)  # which need not exist on this machine
     grid = parse_grid(config.mesh_shape, mesh.size // mesh.axes.get("model", 1), config.layout)
     rows = _rows(config, grid)
@@ -188,11 +189,22 @@ def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
         spread = abstract_model.plan(devices, parse_layout(config.layout, devices), Shard(), rows)
     more_options = {"device_bytes": abstract_model.device_bytes(spread)} if spread else {}
     plan = plan_pipeline(abstract_model, config, grid, rows, **more_options)
-    notes = list(_notes(plan, grid, config, spread))
-    for line in (*_lines(plan, grid, rows, config, spread), *notes):
-        output.line(line)
-    output.result(_facts(plan, grid, rows, config) | _spread_facts(spread) | {"notes": notes})
-    return 0
+    return list(_lines(plan, grid, rows, config, spread)), {
+        "mesh": {"stage": grid.stages, "data": grid.replicas, "model": grid.devices},
+        "micro_batches": config.micro_batches,
+        "micro_batch_examples": rows,
+        "pipeline_schedule": config.pipeline_schedule,
+        "cut": config.cut,
+        "activation_compression": config.activation_compression,
+        "shard": config.shard,
+        "stages": [_stage_facts(stage) for stage in plan.stages],
+        "shared_variables": plan.shared,
+        "optimizer_state_bytes": plan.optimizer_parts,
+        "schedules": [dataclasses.asdict(schedule_plan) for schedule_plan in plan.schedules],
+        "impossible_schedules": dict(plan.impossible_schedules),
+        **_spread_facts(spread),
+        "notes": list(_notes(plan, grid, config, spread)),
+    }
 
 
 def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
@@ -291,24 +303,11 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread
         if config.shard == "optimizer":
             yield f"Updated weights of each stage, at most {byte_size(size)}, are gathered from them once per step."
     if spread is not None:
-        yield from _spread_notes(spread)
-
-
-def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig) -> dict[str, Any]:
-    return {
-        "mesh": {"stage": grid.stages, "data": grid.replicas, "model": grid.devices},
-        "micro_batches": config.micro_batches,
-        "micro_batch_examples": rows,
-        "pipeline_schedule": config.pipeline_schedule,
-        "cut": config.cut,
-        "activation_compression": config.activation_compression,
-        "shard": config.shard,
-        "stages": [_stage_facts(stage) for stage in plan.stages],
-        "shared_variables": plan.shared,
-        "optimizer_state_bytes": plan.optimizer_parts,
-        "schedules": [dataclasses.asdict(schedule_plan) for schedule_plan in plan.schedules],
-        "impossible_schedules": dict(plan.impossible_schedules),
-    }
+        yield (
+            "Variables, gradients and optimizer state are counted per device, activations as on one device without --layout. "
+            "In addition, the host of a process stores its unsharded gradients while they are reduced."
+        )
+        yield from layer_notes(spread, "communication")
 
 
 def _stage_facts(stage: "StagePlan") -> dict[str, Any]:
@@ -321,8 +320,8 @@ def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def print_server_layout(config: LayoutConfig, output: Output) -> int:
-    """Prints the plan of parameter servers; returns the exit code."""
+def server_report(config: LayoutConfig) -> Report:
+    """Returns the plan of parameter servers."""
     load_tensorflow()
     from tfdist import keras_internals
     from tfdist.parameter_server.embedding_tables import is_table
@@ -359,13 +358,10 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
             "gradients": totals["gradients"] - table_bytes,
             "activations": totals["activations"],
         },
-        "variables": [_variable_facts(v) | {"server": None if server < 0 else server} for v, server in placements],
+        "variables": [variable_facts(v) | {"server": None if server < 0 else server} for v, server in placements],
         "step_examples": examples,
     }
-    for line in _server_lines(placements, facts):
-        output.line(line)
-    output.result(facts)
-    return 0
+    return list(_server_lines(placements, facts)), facts
 
 
 def _server_lines(placements: "list[tuple[VariablePlan, int]]", facts: Mapping[str, Any]) -> Iterator[str]:

@@ -52,11 +52,7 @@ def running_strategy(
 
     The outcome of the body is reported to the other processes. If one of them is lost, this process exits with code 5.
 
-    Args:
-      config: a configuration with the flags of strategy and devices.
-      context: the context of this process; detected by default.
-      end_timeout_seconds: how long a finished process waits for the others; not limited by default.
-      more_options: additional options of the strategy.
+    A finished process waits for the others, by default without a limit. `more_options` are those of the strategy.
 
     Yields:
       The configuration, with the name of the strategy instead of "auto"; this name and the reason of the choice; the strategy.

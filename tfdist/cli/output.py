@@ -34,8 +34,7 @@ class Output:
     def result(self, facts: Mapping[str, Any]) -> None:
         """Sets the result, which is printed as JSON at the end of the command, if `is_json`.
 
-        Args:
-          facts: JSON values; keys are in snake_case and include the unit.
+        The keys of the JSON values are in snake_case and include the unit.
         """
         if self.is_json:
             self.facts = facts

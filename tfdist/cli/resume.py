@@ -32,15 +32,10 @@ FIXED_FLAGS = field_names(TrainConfig, "fixed")  # must not change when a run is
 
 
 class Origin(NamedTuple):
-    """The checkpoints from which a run starts.
+    """The checkpoints from which a run starts."""
 
-    Attributes:
-      checkpoints: checkpoints to try, including in-memory ones, the newest first; empty for step 0.
-      continues_run: whether its directory already contains this run.
-    """
-
-    checkpoints: list[str]
-    continues_run: bool
+    checkpoints: list[str]  # checkpoints to try, including in-memory ones, the newest first; empty for step 0
+    continues_run: bool  # whether its directory already contains this run
 
 
 @reraise_as_access_error()
@@ -51,14 +46,10 @@ def origin(
     job_name: str = "",
     complete_commits: Sequence[str] | None = None,
 ) -> Origin:
-    """Decides how a run starts, on the chief, without changing any files.
+    """Decides how a run with these flags starts, on the chief, without changing any files.
 
-    Args:
-      resume: value of `--resume`.
-      directory: directory of the run.
-      flags: flags of the run, by name.
-      job_name: name of the job if a launcher has restarted it; else empty. A job continues a run that it has started.
-      complete_commits: names of the complete in-memory checkpoints of the last start; None for all.
+    `job_name` is the name of the job if a launcher has restarted it; a job continues a run that it has started.
+    `complete_commits` are the names of the complete in-memory checkpoints of the last start; None for all.
 
     Raises:
       InputError: there is no checkpoint to resume from although one was requested, the checkpoint is of another run, or the
@@ -118,9 +109,8 @@ def finished_message(resume: str, directory: RunDirectory, flags: Mapping[str, A
     if overwrites(directory, flags, job_name) or not _is_own_run(resume, directory, job_name):
         return ""
     end = directory.end_facts
-    if not end or _has_other_flags(directory, flags):
-        return ""
-    if any(end.get(name) != flags.get(name) for name in END_FLAGS):
+    has_other_end = any(end.get(name) != flags.get(name) for name in END_FLAGS)
+    if not end or _has_other_flags(directory, flags) or has_other_end:
         return ""
     reason, length = end.get("reason", ""), "steps" if flags.get("steps") else "epochs"
     if not reason and flags[length] > (end.get(length) or 0):
@@ -133,10 +123,9 @@ def finished_message(resume: str, directory: RunDirectory, flags: Mapping[str, A
     )
 
 
-def restarted_job(environment: Mapping[str, str] = os.environ) -> str:
+def restarted_job() -> str:
     """Returns the name of the job if a launcher has restarted it; else empty."""
-    is_restart = environment.get(RESTART_VARIABLE, "0") != "0"
-    return environment.get(JOB_NAME_VARIABLE, "") if is_restart else ""
+    return os.environ.get(JOB_NAME_VARIABLE, "") if os.environ.get(RESTART_VARIABLE, "0") != "0" else ""
 
 
 def _is_restart(directory: RunDirectory, job_name: str) -> bool:
@@ -182,14 +171,11 @@ def belongs_to_run(path: StoragePath, directory: RunDirectory) -> bool:
 def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None) -> list[StoragePath]:
     """Returns the in-memory checkpoints of the last start, and the one from which it resumed."""
     folder = commit_folder(directory, commit_dir)
-    commits = (
-        [path for path in newest(folder) if complete_commits is None or path.name in complete_commits] if folder else []
-    )
+    commits = [p for p in newest(folder) if complete_commits is None or p.name in complete_commits] if folder else []
     resumed_from = path_of(_starts(directory)[-1].get("checkpoint", ""))
-    is_commit = in_memory.belongs_to(resumed_from.parent, directory.path) and storage_of(resumed_from).is_directory(
-        resumed_from
-    )
-    return [*commits, resumed_from] if is_commit and resumed_from not in commits else commits
+    is_commit = in_memory.belongs_to(resumed_from.parent, directory.path)
+    is_missing = is_commit and resumed_from not in commits and storage_of(resumed_from).is_directory(resumed_from)
+    return [*commits, resumed_from] if is_missing else commits
 
 
 def _run_checkpoints(
@@ -222,10 +208,9 @@ def check_flags(checkpoints: Sequence[StoragePath], flags: Mapping[str, Any]) ->
     except CorruptCheckpointError:
         return
     changed_names = [name for name in FIXED_FLAGS if name in source.flags and source.flags[name] != flags[name]]
+    texts = [" ".join(flag_text(name, values[name]) for name in changed_names) for values in (source.flags, flags)]
     if changed_names:
-        saved_flags, given_flags = (
-            " ".join(flag_text(name, values[name]) for name in changed_names) for values in (source.flags, flags)
-        )
+        saved_flags, given_flags = texts
         raise InputError(
             f"A run must resume with the flags with which it started. Received: {given_flags}, but {source.path} is of a run "
             f"with {saved_flags}. Use its flags, another --output_dir, or --resume=never with an empty one."

@@ -71,13 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 def warn_about_flags(config: Any, strategy: Strategy, model: keras.Model | None = None) -> None:
-    """Logs a warning on the chief for each flag without effect.
-
-    Args:
-      config: configuration with the name of the strategy instead of "auto".
-      strategy: the running strategy.
-      model: the model to train; None if it is not known.
-    """
+    """Logs a warning on the chief for each flag without effect; the model is None if it is not known."""
     if not strategy.is_chief:
         return
     job = Job(
@@ -92,11 +86,7 @@ def warn_about_flags(config: Any, strategy: Strategy, model: keras.Model | None 
 
 
 def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks of `--early_stopping`, `--decay=plateau` and `--callbacks`.
-
-    Raises:
-      InputError: the user's function fails, or returns something else.
-    """
+    """Returns the callbacks of `--early_stopping`, `--decay=plateau` and `--callbacks`."""
     monitor, decay = config.parsed.early_stopping, config.parsed.decay
     return [
         *([EarlyStopping(monitor.metric, mode=monitor.mode, **monitor.args)] if monitor else []),
@@ -112,11 +102,10 @@ def _user_callbacks(text: str, output_dir: str) -> Sequence[Any]:
     spec = parse(text)
     result = call_user_function("--callbacks", load_object(spec.name), spec, output_dir=output_dir)
     callbacks = result if isinstance(result, list | tuple) else [result]
-    invalid = next((callback for callback in callbacks if not isinstance(callback, keras.callbacks.Callback)), None)
-    if invalid is not None or result is None:
+    if invalid := [type(item).__name__ for item in callbacks if not isinstance(item, keras.callbacks.Callback)]:
         raise InputError(
-            f"--callbacks={text} must return a keras.callbacks.Callback or a list of them. Received: "
-            f"{type(invalid).__name__}. Return such objects."
+            f"--callbacks={text} must return a keras.callbacks.Callback or a list of them. Received: {invalid[0]}. "
+            "Return such objects."
         )
     return callbacks
 
@@ -496,21 +485,13 @@ def _record_start(
 
 
 class Run(NamedTuple):
-    """A run whose state has been restored and whose directory is open.
-
-    Attributes:
-      directory: directory of the run.
-      is_chief: whether this process writes files other than its own log and ledger.
-      checkpoints: options for saving the run.
-      reporting: destinations of its records.
-      start_time: `time.monotonic()` when it was ready to train.
-    """
+    """A run whose state has been restored and whose directory is open."""
 
     directory: RunDirectory
-    is_chief: bool
-    checkpoints: Checkpoints
-    reporting: Reporting
-    start_time: float
+    is_chief: bool  # whether this process writes files other than its own log and ledger
+    checkpoints: Checkpoints  # options for saving the run
+    reporting: Reporting  # destinations of its records
+    start_time: float  # `time.monotonic()` when it was ready to train
 
     def finish(
         self, trainer: Trainer, config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback]
@@ -520,9 +501,9 @@ class Run(NamedTuple):
         Returns:
           The best value, if the model of its step was written; else None.
         """
-        reasons = [
+        reasons = (
             getattr(callback, "reason", "") for callback in callbacks
-        ]  # may be an attribute of a user's callback
+        )  # perhaps of another kind in a user's callback
         reason = next((reason for reason in reasons if reason and isinstance(reason, str)), "")
         step, best = trainer.step, trainer.load_best() if trainer.best else None
         with reraise_as_write_error(self.directory.model):
@@ -626,13 +607,10 @@ def _close_reporter(reporter: Reporter) -> Iterator[None]:
 
 
 def summary(run: Run, records: Sequence[Mapping[str, Any]], best: BestValue | None, flags: str = "") -> list[str]:
-    """Returns the lines of the summary; the last one is the directory.
+    """Returns the lines of the summary of a run that has ended; the last one is the directory.
 
-    Args:
-      run: a run that has ended.
-      records: all of its records.
-      best: the best value, if the model of its step was written; else None.
-      flags: flags with which other commands use the same model, such as `--checkpoint=best`.
+    `best` is the best value, if the model of its step was written; `flags` are those with which other commands use
+    the same model, such as `--checkpoint=best`.
     """
     directory, last = run.directory, records[-1]
     metrics = main_metrics(last)
@@ -641,13 +619,12 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: BestValue | No
     value = f"{best}, exported as {directory.model.name}" if best else _best(records)
     duration_text = f"trained to step {last['step']} in {duration(time.monotonic() - run.start_time)}"
     arguments = " ".join(filter(None, [shlex.quote(str(directory.path)), flags]))
-    can_resume = run.checkpoints.best or any(run.checkpoints.interval)
-    continue_lines = ["or train longer: the same command with more --epochs or --steps"] if can_resume else []
+    can_resume = bool(run.checkpoints.best or any(run.checkpoints.interval))
     return [
         f"{last['kind']} after {last['step']} steps: {numbers}",
         f"best {value}; {duration_text}" if value else duration_text,
         f"next: tfdist evaluate {arguments}, or tfdist predict, or tfdist export",
-        *continue_lines,
+        *["or train longer: the same command with more --epochs or --steps"] * can_resume,
         f"{directory.model.name}, {directory.curves.name}, {directory.metrics.name} and {directory.logs.name} are in",
         str(directory.path),
     ]
@@ -656,10 +633,8 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: BestValue | No
 def _best(records: Sequence[Mapping[str, Any]]) -> str:
     """Returns the best value of the first metric, or of the loss without metrics; "" if there was only one evaluation."""
     evaluations = [record for record in records if record["kind"] == EVAL]
-    if len(evaluations) < 2:
-        return ""
-    metric = next(iter(main_metrics(evaluations[-1])), "loss")
-    best = best_evaluation(evaluations, metric)
+    metric = next((name for record in evaluations[-1:] for name in main_metrics(record)), "loss")
+    best = best_evaluation(evaluations, metric) if len(evaluations) > 1 else None
     return f"{metric} {best[1]:.4f} at step {best[0]}" if best else ""
 
 
@@ -680,7 +655,7 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     equal_counts = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
     replica_rows = apportion(config.batch_size, weights) if weights else equal_counts
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
-    facts = {
+    facts: dict[str, Any] = {
         "flags": dataclasses.asdict(config),
         "strategy": config.strategy,
         "reason": session.detection.reason,
@@ -697,25 +672,22 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
         "epochs": steps * config.batch_size / size,
         "parameters": trainer.model.count_params(),
     }
-    output.line(flags.flags_text(config).removesuffix("\n"))
-    for name, value in _format_facts(facts).items():
-        output.line(f"{name:>15}: {value}")
-    output.result(facts)
-
-
-def _format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
-    return {
+    text = {
         "strategy": facts["reason"],
-        "processes": f"{facts['processes']} on {', '.join(dict.fromkeys(facts['hosts']))}",
-        "replicas": str(facts["replicas"]),
-        "global batch": f"{facts['global_batch_examples']} examples",
+        "processes": f"{facts['processes']} on {', '.join(dict.fromkeys(hosts))}",
+        "replicas": parts,
+        "global batch": f"{config.batch_size} examples",
         "per replica": f"{_join_with_or(facts['replica_batch_examples'])} examples",
-        "per micro-step": f"{_join_with_or(facts['micro_batch_examples'])} examples, {facts['micro_steps_per_step']} per step",
-        "training set": f"{facts['training_examples']} examples",
-        "test set": "none" if facts["test_examples"] is None else f"{facts['test_examples']} examples",
-        "steps": f"{facts['steps']} ({facts['epochs']:.2f} epochs)",
+        "per micro-step": f"{_join_with_or(facts['micro_batch_examples'])} examples, {micro_steps} per step",
+        "training set": f"{size} examples",
+        "test set": f"{session.data.test.size} examples" if session.data.test else "none",
+        "steps": f"{steps} ({facts['epochs']:.2f} epochs)",
         "parameters": f"{facts['parameters']:,}",
     }
+    output.line(flags.flags_text(config).removesuffix("\n"))
+    for name, value in text.items():
+        output.line(f"{name:>15}: {value}")
+    output.result(facts)
 
 
 def _shares(counts: Sequence[int], micro_steps: int) -> list[int]:

@@ -43,11 +43,7 @@ def _directory(config: TrainConfig) -> StoragePath:
 
 
 def _check_directory(folder: StoragePath) -> None:
-    """Checks and creates the directory of a search.
-
-    Raises:
-      InputError: its parent contains a run, or the directory cannot be written.
-    """
+    """Checks and creates the directory of a search; its parent must not contain a run."""
     if RunDirectory(folder.parent).is_run:
         raise InputError(
             f"A search starts with new weights and needs an output directory without a run. Received: {folder.parent}, "
@@ -68,15 +64,12 @@ def _write(folder: StoragePath, name: str, results: Mapping[str, Any], config: T
 
 
 class TrainingTrials:
-    """Prepares trials.
-
-    Attributes:
-      facts: numbers of training examples and replicas, and the strategy, of the last successful trial; empty before.
-      was_short: whether its steps took too little time to measure their speed; the next trial has more steps.
-    """
+    """Prepares trials."""
 
     def __init__(self, config: TrainConfig, search: BatchSizeSearch):
+        # Numbers of training examples and replicas, and the strategy, of the last successful trial; empty before.
         self.facts: dict[str, Any] = {}
+        # Whether its steps took too little time to measure their speed; the next trial has more steps.
         self.was_short = False
         self._config, self._search, self._timed_steps = config, search, search.steps // 2
 
@@ -112,13 +105,7 @@ class TrainingTrials:
 
 
 def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: ProcessContext) -> int:
-    """Searches by trials in separate processes, prints and writes the result, and returns the exit code.
-
-    TensorFlow is imported by the trials only.
-
-    Raises:
-      InputError: the output directory cannot be used, or the search is not possible here.
-    """
+    """Searches by trials, which alone import TensorFlow; prints and writes the result, and returns the exit code."""
     cluster = context.cluster
     if cluster.size > 1:
         raise InputError(
@@ -131,7 +118,10 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
             f"A search for the batch size starts at --batch_size, which must be at most max. Received: "
             f"--batch_size={config.batch_size} and max={search.max}. Raise max, or lower --batch_size."
         )
-    job = _job(search)
+    try:
+        job = Job(processes=search.processes, launcher=search.launcher)
+    except InputError as error:  # names a flag, which here is a parameter
+        raise InputError(f"--find: {str(error).removeprefix('--')}") from error
     folder = _directory(config) / FIND
     _check_directory(folder)
     memory = search.memory_bytes or available_bytes()
@@ -139,8 +129,14 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
     print(f"Trying batch sizes, with {search.steps} steps each, in {byte_size(memory)} of memory.", file=sys.stderr)
     print(f"{'batch size':>10}  {'examples/s':>10}  {'memory':>10}", flush=True)
     with Trials(training, job, memory=memory, seconds=SECONDS) as trials:
+
+        def run_trial(size: int) -> Trial:
+            """Tries a size, and repeats it with more steps if the trial was too short to measure its speed."""
+            trial = trials(size)
+            return trials(size) if training.was_short and not trial.failure else trial
+
         result = batch_size.search(
-            lambda size: _run_trial(trials, training, size),
+            run_trial,
             config.batch_size,
             lambda: search.max or training.facts.get("examples", 0),
             memory,
@@ -158,19 +154,6 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
     return 0 if result.fastest else ExitCode.OUT_OF_MEMORY
 
 
-def _run_trial(trials: Trials, training: TrainingTrials, size: int) -> Trial:
-    """Tries a size, and repeats it with more steps if the trial was too short to measure its speed."""
-    trial = trials(size)
-    return trials(size) if training.was_short and not trial.failure else trial
-
-
-def _job(search: BatchSizeSearch) -> Job:
-    try:
-        return Job(processes=search.processes, launcher=search.launcher)
-    except InputError as error:  # names a flag, which here is a parameter
-        raise InputError(f"--find: {str(error).removeprefix('--')}") from error
-
-
 def _row(trial: Trial) -> str:
     if trial.failure:
         return f"{trial.batch_size:>10}  {'-':>10}  {'-':>10}  {trial.failure}"
@@ -178,11 +161,7 @@ def _row(trial: Trial) -> str:
 
 
 def search_learning_rate(config: TrainConfig, search: LearningRateSearch, context: ProcessContext) -> int:
-    """Searches on all processes of the job; rank 0 prints and writes the result. Returns the exit code.
-
-    Raises:
-      InputError: the output directory cannot be used, or the search is not possible here.
-    """
+    """Searches on all processes of the job; rank 0 prints and writes the result. Returns the exit code."""
     from tfdist.cluster.quiet_tensorflow import load_tensorflow
 
     context = check_cluster(config, context)

@@ -34,30 +34,17 @@ _TRAINING_ONLY = ("accumulate_steps", "check_sync_every")
 
 
 class TrainedModel(NamedTuple):
-    """A trained model on its strategy.
+    """A trained model on its strategy."""
 
-    Attributes:
-      trainer: trainer with the weights.
-      step: step at which the weights were saved; None if unknown.
-      source: checkpoint or file with the weights.
-      data: data set of the command or, by default, of the run.
-      batch_size: examples per batch, over all replicas.
-      directory: directory of the run.
-    """
-
-    trainer: Trainer
-    step: int | None
-    source: str
-    data: DataSet
-    batch_size: int
-    directory: StoragePath
+    trainer: Trainer  # trainer with the weights
+    step: int | None  # step at which the weights were saved; None if unknown
+    source: str  # checkpoint or file with the weights
+    data: DataSet  # data set of the command or, by default, of the run
+    batch_size: int  # examples per batch, over all replicas
+    directory: StoragePath  # of the run
 
     def examples(self, split: str) -> Examples:
-        """Returns the examples of a split, train or test.
-
-        Raises:
-          InputError: there are none.
-        """
+        """Returns the examples of a split, train or test; raises `InputError` if there are none."""
         examples = self.data.test if split == "test" else self.data.train
         if examples is None:
             raise InputError(
@@ -122,10 +109,10 @@ def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
 
 def _saved_flags(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
     """Returns the flags in a checkpoint or, for a model file, those of the run's last start."""
-    if not sources[0].name.endswith(weights.MODEL_FILE):
-        flags = dict(first_readable_checkpoint(sources).flags)
-    else:
+    if sources[0].name.endswith(weights.MODEL_FILE):
         flags = _parse_flags(RunDirectory(path_of(run)).last_flags())
+    else:
+        flags = dict(first_readable_checkpoint(sources).flags)
     if not {"model", "dataset"} <= flags.keys():
         raise InputError(
             "A run must have been saved by tfdist train, with its flags. Received: "
@@ -137,9 +124,9 @@ def _saved_flags(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
 
 def _parse_flags(texts: Mapping[str, str]) -> dict[str, Any]:
     """Returns the values of flags, without those that this version does not know."""
+    kinds = {field.name: type(field.default) for field in dataclasses.fields(TrainConfig) if field.name in texts}
     parsers: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, float: float}
-    parser_by_name = {field.name: parsers.get(type(field.default), str) for field in dataclasses.fields(TrainConfig)}
-    return {name: parser_by_name[name](texts[name]) for name in texts.keys() & parser_by_name.keys()}
+    return {name: parsers.get(kind, str)(texts[name]) for name, kind in kinds.items()}
 
 
 def adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfig) -> TrainConfig:

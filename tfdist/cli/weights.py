@@ -15,21 +15,18 @@ MODEL_FILE = ".keras"
 
 @reraise_as_access_error()
 def sources(run: str, checkpoint: str) -> list[StoragePath]:
-    """Returns the checkpoints to try, the newest first, or a single model file.
-
-    Raises:
-      InputError: there are none.
-    """
+    """Returns the checkpoints to try, the newest first, or a single model file; raises `InputError` without any."""
     directory = path_of(run)
     if not storage_of(directory).exists(directory):
         raise InputError(
             f"A run must be an existing directory. Received: {run}, which does not exist. Give the directory of a run."
         )
     if not storage_of(directory).is_directory(directory):
-        hint = f" Write --checkpoint={run} and the directory of its run." if directory.name.endswith(MODEL_FILE) else ""
-        raise InputError(
-            f"A run must be a directory. Received: {run}, which is a file.{hint or ' Give the directory of a run.'}"
+        is_model = directory.name.endswith(MODEL_FILE)
+        remedy = (
+            f"Write --checkpoint={run} and the directory of its run." if is_model else "Give the directory of a run."
         )
+        raise InputError(f"A run must be a directory. Received: {run}, which is a file. {remedy}")
     if checkpoint == NEWEST:
         model = RunDirectory(directory).model
         files = checkpoints_at(run) or ([model] if storage_of(model).exists(model) else [])
@@ -71,11 +68,7 @@ def run_directory_of(source: StoragePath) -> StoragePath:
 
 
 def write_output(path: StoragePath, contents: bytes) -> None:
-    """Writes a result atomically.
-
-    Raises:
-      InputError: it cannot be written.
-    """
+    """Writes a result atomically; raises `InputError` if it cannot be written."""
     with reraise_as_output_error(path):
         storage_of(path).make_directory(path.parent)
         storage_of(path).replace(path, contents)

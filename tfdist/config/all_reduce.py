@@ -20,31 +20,22 @@ _COLUMNS = "collective,min_bytes,max_bytes,algorithm"
 
 
 class Band(NamedTuple):
-    """The algorithm for a range of message sizes.
+    """The algorithm for a range of message sizes."""
 
-    Attributes:
-      min_bytes: size of the smallest message.
-      max_bytes: size of the largest message.
-      algorithm: one of `ALGORITHMS`.
-    """
-
-    min_bytes: int
-    max_bytes: int
-    algorithm: str
+    min_bytes: int  # size of the smallest message
+    max_bytes: int  # size of the largest message
+    algorithm: str  # one of `ALGORITHMS`
 
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmTable:
     """All-reduce algorithms by message size; the engine reduces messages of all other sizes.
 
-    Attributes:
-      bands: disjoint ranges of sizes, in ascending order.
-
     Raises:
       InputError: the bands overlap, are not in order, or name an unknown algorithm.
     """
 
-    bands: tuple[Band, ...] = ()
+    bands: tuple[Band, ...] = ()  # disjoint ranges of sizes, in ascending order
 
     def __post_init__(self) -> None:
         end = -1
@@ -82,13 +73,10 @@ class AlgorithmTable:
 
 
 def parse_table(text: str, source: str) -> AlgorithmTable:
-    """Parses a table of algorithms, a CSV file with the name `source`.
+    """Parses a table of algorithms, a CSV file; messages have its name, `source`, and the number of an invalid line.
 
     The first columns are the same as for NCCL's tuner plugins: collective, min_bytes, max_bytes, algorithm. Further columns,
     comments (#), and collectives other than allreduce are skipped.
-
-    Raises:
-      InputError: a line is invalid; the message contains the line number.
     """
     bands: list[Band] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -112,15 +100,10 @@ def parse_table(text: str, source: str) -> AlgorithmTable:
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce:
-    """The choice of an all-reduce algorithm.
+    """The choice of an all-reduce algorithm."""
 
-    Attributes:
-      name: one of `ALGORITHMS`, or `AUTO`.
-      table: file with a table of algorithms, for `AUTO`; empty to measure the algorithms.
-    """
-
-    name: str = ENGINE
-    table: str = ""
+    name: str = ENGINE  # one of `ALGORITHMS`, or `AUTO`
+    table: str = ""  # file with a table of algorithms, for `AUTO`; empty to measure the algorithms
 
     @property
     def is_measured(self) -> bool:
@@ -129,11 +112,7 @@ class AllReduce:
 
 
 def parse_all_reduce(text: str) -> AllReduce:
-    """Parses `engine`, the name of an algorithm, `auto` or `auto(table=FILE)`.
-
-    Raises:
-      InputError: `text` has none of these forms.
-    """
+    """Parses `engine`, the name of an algorithm, `auto` or `auto(table=FILE)`; raises `InputError`."""
     match = _BARE_TABLE.fullmatch(text)
     spec = parse(f"{AUTO}(table={match[1]!r})" if match else text)
     if spec.name not in (*ALGORITHMS, AUTO):

@@ -13,26 +13,17 @@ _MIN_RATIO = 1e-6  # of the smallest weight to the largest one, for an exact sum
 
 @dataclasses.dataclass(frozen=True)
 class Balance:
-    """The division of a batch's rows among replicas.
+    """The division of a batch's rows among replicas."""
 
-    Attributes:
-      kind: "equal", "measured" or "weights".
-      weights: a positive number for each replica if `kind` is "weights"; otherwise empty.
-    """
-
-    kind: str = EQUAL
-    weights: tuple[float, ...] = ()
+    kind: str = EQUAL  # "equal", "measured" or "weights"
+    weights: tuple[float, ...] = ()  # a positive number for each replica if `kind` is "weights"; otherwise empty
 
     def __str__(self) -> str:
         return f"{self.kind}({','.join(f'{weight:.12g}' for weight in self.weights)})" if self.weights else self.kind
 
 
 def parse_balance(text: str) -> Balance:
-    """Parses `equal`, `measured` or `weights(2,1,1)`.
-
-    Raises:
-      InputError: `text` has none of these forms, or a weight is not a positive number.
-    """
+    """Parses `equal`, `measured` or `weights(2,1,1)`; raises `InputError`."""
     match = re.fullmatch(r"\s*(\w*)\s*(?:\((.*)\))?\s*", text)
     name, arguments = (match[1], match[2]) if match else (text, None)
     if name in (EQUAL, MEASURED):

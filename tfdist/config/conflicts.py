@@ -241,33 +241,21 @@ def flag_text(name: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """Properties of a job that decide whether a flag has an effect.
-
-    Attributes:
-      replicas: number of replicas.
-      sums_gradients: whether the engine itself sums gradients.
-      has_batch_norm: whether the model has batch normalization.
-      uses_data_dir: whether the data set takes `--data_dir`.
-    """
+    """Properties of a job that decide whether a flag has an effect."""
 
     replicas: int
-    sums_gradients: bool = False
-    has_batch_norm: bool = True
-    uses_data_dir: bool = True
+    sums_gradients: bool = False  # whether the engine itself sums gradients
+    has_batch_norm: bool = True  # whether the model has batch normalization
+    uses_data_dir: bool = True  # whether the data set takes `--data_dir`
 
 
 class Effect(NamedTuple):
-    """The condition under which flags have an effect.
+    """The condition under which flags have an effect."""
 
-    Attributes:
-      flags: names of the flags.
-      has_effect: takes the configuration and the `Job`; returns whether the flags have an effect.
-      reason: why it has no effect, and the remedy, as a clause.
-    """
-
-    flags: str
+    flags: str  # names of the flags
+    # Takes the configuration and the `Job`; returns whether the flags have an effect.
     has_effect: Callable[[Any, Job], Any]
-    reason: str
+    reason: str  # why it has no effect, and the remedy, as a clause
 
 
 EFFECTS = (

@@ -39,11 +39,7 @@ def _resolve_path(path: str, data_dir: str | None) -> str:
 
 
 def find_path(kind: str, path: str, data_dir: str | None, file_type: str = "file") -> str:
-    """Returns the resolved path of a "file" or "folder".
-
-    Raises:
-      InputError: it does not exist; the message suggests a similar name.
-    """
+    """Returns the resolved path of a "file" or "folder"; the `InputError` for a missing one suggests a similar name."""
     resolved_path = _resolve_path(path, data_dir)
     if not _EXISTS[file_type](resolved_path):
         raise _missing_error(kind, file_type, resolved_path)
@@ -51,11 +47,7 @@ def find_path(kind: str, path: str, data_dir: str | None, file_type: str = "file
 
 
 def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
-    """Returns the files that match a pattern, such as `train-*.tfrecord` or `**/*.tfrecord`, in sorted order.
-
-    Raises:
-      InputError: no file matches.
-    """
+    """Returns the files that match a pattern, such as `**/*.tfrecord`, sorted; raises `InputError` if none does."""
     location = _resolve_path(pattern, data_dir)
     files = sorted(path for path in glob.glob(location, recursive=True) if os.path.isfile(path))
     if not files:

@@ -15,14 +15,10 @@ ANNEALS = ("cosine", "linear")
 
 @dataclasses.dataclass(frozen=True)
 class Decay(Parameters):
-    """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag.
+    """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag."""
 
-    Attributes:
-      warmup_conflict: why a warmup is not supported, as a clause; empty if it is supported.
-      ends_with_run: whether the schedule depends on the number of steps of the run, whatever its parameters.
-    """
-
-    warmup_conflict: ClassVar[str] = ""
+    warmup_conflict: ClassVar[str] = ""  # why a warmup is not supported, as a clause; empty if it is supported
+    # Whether the schedule depends on the number of steps of the run, whatever its parameters.
     ends_with_run: ClassVar[bool] = False
 
     @property
@@ -40,14 +36,10 @@ class NoDecay(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class FinalRateDecay(Decay):
-    """A decay from the end of the warmup to the end of the run.
-
-    Attributes:
-      to: final learning rate as a fraction of the peak, in [0, 1].
-    """
+    """A decay from the end of the warmup to the end of the run."""
 
     ends_with_run: ClassVar[bool] = True
-    to: float = number(0.0, "[0, 1]")
+    to: float = number(0.0, "[0, 1]")  # final learning rate as a fraction of the peak, in [0, 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,27 +58,19 @@ class Linear(FinalRateDecay):
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial(FinalRateDecay):
-    """Polynomial decay: the part of the rate above the final one is (1 - progress) to a power.
-
-    Attributes:
-      power: above 0; 1 is linear.
-    """
+    """Polynomial decay: the part of the rate above the final one is (1 - progress) to a power."""
 
     name: ClassVar[str] = "polynomial"
-    power: float = number(1.0, "(0, inf)")
+    power: float = number(1.0, "(0, inf)")  # above 0; 1 is linear
 
 
 @dataclasses.dataclass(frozen=True)
 class Exponential(Decay):
-    """Exponential decay at every step.
-
-    Attributes:
-      factor: fraction of the rate that remains after `every` steps, in (0, 1].
-      every: number of steps, counted from the end of the warmup; 0 for all steps up to the end of the run.
-    """
+    """Exponential decay at every step."""
 
     name: ClassVar[str] = "exponential"
-    factor: float = number(0.01, "(0, 1]")
+    factor: float = number(0.01, "(0, 1]")  # fraction of the rate that remains after `every` steps, in (0, 1]
+    # Number of steps, counted from the end of the warmup; 0 for all steps up to the end of the run.
     every: int = integer(0, 0, "steps")
 
     @property
@@ -96,37 +80,27 @@ class Exponential(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class Step(Decay):
-    """Multiplication by a factor at fixed intervals.
-
-    Attributes:
-      every: number of steps between multiplications, counted from the first step of the run; at least 1.
-      factor: in [0, 1].
-    """
+    """Multiplication by a factor at fixed intervals."""
 
     name: ClassVar[str] = "step"
+    # Number of steps between multiplications, counted from the first step of the run; at least 1.
     every: int = integer(REQUIRED, 1, "steps")
     factor: float = number(0.1, "[0, 1]")
 
 
 @dataclasses.dataclass(frozen=True)
 class CosineRestarts(Decay):
-    """Cosine decay with warm restarts (SGDR, Loshchilov and Hutter, arXiv:1608.03983), from the end of the warmup.
-
-    Attributes:
-      first: number of steps of the first cycle.
-      t_mul: ratio of the lengths of successive cycles; 1, or at least 1.1.
-      m_mul: ratio of the rates at the start of successive cycles, in [0, 1].
-      to: rate at the end of a cycle as a fraction of the peak, in [0, 1].
-    """
+    """Cosine decay with warm restarts (SGDR, Loshchilov and Hutter, arXiv:1608.03983), from the end of the warmup."""
 
     name: ClassVar[str] = "cosine_restarts"
-    first: int = integer(REQUIRED, 1, "steps")
+    first: int = integer(REQUIRED, 1, "steps")  # number of steps of the first cycle
     # Ratios between 1 and 1.1 give too many cycles to tabulate.
+    # Ratio of the lengths of successive cycles; 1, or at least 1.1.
     t_mul: float = parameter(
         2.0, lambda x: is_number(x) and (x == 1 or 1.1 <= x <= 1000), "1, or a number in [1.1, 1000]"
     )
-    m_mul: float = number(1.0, "[0, 1]")
-    to: float = number(0.0, "[0, 1]")
+    m_mul: float = number(1.0, "[0, 1]")  # ratio of the rates at the start of successive cycles, in [0, 1]
+    to: float = number(0.0, "[0, 1]")  # rate at the end of a cycle as a fraction of the peak, in [0, 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,27 +108,19 @@ class OneCycle(Decay):
     """The one-cycle policy (Smith and Topin, arXiv:1708.07120): the rate rises to the peak, then falls to almost 0.
 
     The momentum moves in the opposite direction. PyTorch's `OneCycleLR` has the same names and defaults.
-
-    Attributes:
-      pct_start: fraction of the run in which the rate rises, in (0, 1).
-      div_factor: ratio of the peak to the initial rate, at least 1.
-      final_div_factor: ratio of the initial rate to the final rate, at least 1.
-      anneal: shape of the rise and fall: "cosine", or "linear" as in the paper.
-      cycle_momentum: whether to change the momentum of optimizers that have one, and `beta_1` of the Adam family.
-      max_momentum: momentum at the beginning and at the end, in [0, 1).
-      base_momentum: momentum at the peak of the rate, in [0, 1).
     """
 
     name: ClassVar[str] = "one_cycle"
     warmup_conflict: ClassVar[str] = "one_cycle begins with a rise of its own, pct_start of the run"
     ends_with_run: ClassVar[bool] = True
-    pct_start: float = number(0.3, "(0, 1)")
-    div_factor: float = number(25.0, "[1, inf)")
-    final_div_factor: float = number(1e4, "[1, inf)")
-    anneal: str = choice("cosine", ANNEALS)
+    pct_start: float = number(0.3, "(0, 1)")  # fraction of the run in which the rate rises, in (0, 1)
+    div_factor: float = number(25.0, "[1, inf)")  # ratio of the peak to the initial rate, at least 1
+    final_div_factor: float = number(1e4, "[1, inf)")  # ratio of the initial rate to the final rate, at least 1
+    anneal: str = choice("cosine", ANNEALS)  # shape of the rise and fall: "cosine", or "linear" as in the paper
+    # Whether to change the momentum of optimizers that have one, and `beta_1` of the Adam family.
     cycle_momentum: bool = boolean(True)
-    max_momentum: float = number(0.95, "[0, 1)")
-    base_momentum: float = number(0.85, "[0, 1)")
+    max_momentum: float = number(0.95, "[0, 1)")  # momentum at the beginning and at the end, in [0, 1)
+    base_momentum: float = number(0.85, "[0, 1)")  # momentum at the peak of the rate, in [0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,41 +128,30 @@ class Plateau(Decay):
     """Multiplication of a constant rate by a factor whenever a metric stops improving.
 
     `keras.callbacks.ReduceLROnPlateau` has the same names and defaults.
-
-    Attributes:
-      monitor: name of the metric, with the prefix `val_` for an evaluation.
-      mode: "min" or "max", the better direction; "auto" to infer it from the metric.
-      factor: in [0, 1).
-      patience: number of evaluations without improvement before the rate is reduced.
-      min_delta: smallest change that counts as an improvement.
-      cooldown: number of evaluations to ignore after a reduction.
-      min_lr: smallest learning rate.
     """
 
     warmup_conflict: ClassVar[str] = "plateau changes a rate that is constant otherwise"
     name: ClassVar[str] = "plateau"
+    # Name of the metric, with the prefix `val_` for an evaluation.
     monitor: str = parameter(
         "val_loss",
         lambda x: isinstance(x, str) and bool(re.fullmatch(r"\w+", x)),
         "the name of a metric, such as val_loss",
     )
-    mode: str = choice("auto", MODES)
+    mode: str = choice("auto", MODES)  # "min" or "max", the better direction; "auto" to infer it from the metric
     factor: float = number(0.1, "[0, 1)")
+    # Number of evaluations without improvement before the rate is reduced.
     patience: int = integer(10, 0, "evaluations")
-    min_delta: float = number(1e-4, "[0, inf)")
-    cooldown: int = integer(0, 0, "evaluations")
-    min_lr: float = number(0.0, "[0, inf)")
+    min_delta: float = number(1e-4, "[0, inf)")  # smallest change that counts as an improvement
+    cooldown: int = integer(0, 0, "evaluations")  # number of evaluations to ignore after a reduction
+    min_lr: float = number(0.0, "[0, inf)")  # smallest learning rate
 
 
 @dataclasses.dataclass(frozen=True)
 class CustomDecay(Decay):
-    """A user-defined schedule, `package.module:function(...)`.
+    """A user-defined schedule, `package.module:function(...)`."""
 
-    Attributes:
-      spec: the function and its arguments.
-    """
-
-    spec: Spec
+    spec: Spec  # the function and its arguments
 
     def __str__(self) -> str:
         return str(self.spec)
@@ -209,11 +164,7 @@ DECAYS: Mapping[str, type[Decay]] = {
 
 
 def parse_decay(text: str) -> Decay:
-    """Parses a name in `DECAYS` with its arguments, such as `cosine(to=0.0)`, or `package.module:function(...)`.
-
-    Raises:
-      InputError: the name or a parameter is unknown or out of range.
-    """
+    """Parses a name in `DECAYS` with its arguments, such as `cosine(to=0.0)`, or `package.module:function(...)`."""
     if ":" in text.partition("(")[0]:
         return CustomDecay(parse(text))
     own = " For your own, use package.module:function"

@@ -60,41 +60,28 @@ def _remedy(name: str, known_names: tuple[str, ...]) -> str:
 
 
 class Flag(NamedTuple):
-    """Help and validation of a field.
+    """Help and validation of a field."""
 
-    Attributes:
-      topic: group of the flag in the help.
-      help: description, with unit and range.
-      minimum: smallest allowed number.
-      maximum: largest allowed number.
-      choices: the allowed strings; empty if any string is allowed.
-      check: validates and normalizes a string; raises `InputError`. Defaults to the string form of the value that `parse`
-        returns (joined by commas for a list).
-      parse: converts a string to the typed value `config.parsed.NAME`; raises `InputError`. Not called for an empty
-        default, whose typed value is None.
-      is_option: whether it is passed to strategies whose constructors take it.
-      neutral_values: values of an option that all other strategies accept; empty if they ignore the option.
-      per_process: whether it may differ between the processes of a job.
-      fixed: whether a resumed run must have the same value.
-      training_only: whether it affects training only, and is ignored when a model is exported.
-      known: the only valid names, besides `package.module:function`; empty for no restriction.
-      safe_values: regular expression of the names that a run directory may contain in safe mode, besides the default and
-        `choices`. Such a name must not let the run choose what the command imports, calls or connects to.
-    """
-
-    topic: str
-    help: str
-    minimum: float = 0
-    maximum: float = math.inf
-    choices: tuple[str, ...] = ()
+    topic: str  # group of the flag in the help
+    help: str  # description, with unit and range
+    minimum: float = 0  # smallest allowed number
+    maximum: float = math.inf  # largest allowed number
+    choices: tuple[str, ...] = ()  # the allowed strings; empty if any string is allowed
+    # Validates and normalizes a string; raises `InputError`. Defaults to the string form of the value that `parse`
+    # returns (joined by commas for a list).
     check: Callable[[str], str] | None = None
+    # Converts a string to the typed value `config.parsed.NAME`; raises `InputError`. Not called for an empty default,
+    # whose typed value is None.
     parse: Callable[[str], Any] | None = None
-    is_option: bool = False
+    is_option: bool = False  # whether it is passed to strategies whose constructors take it
+    # Values of an option that all other strategies accept; empty if they ignore the option.
     neutral_values: tuple[Any, ...] = ()
-    per_process: bool = False
-    fixed: bool = False
-    training_only: bool = False
-    known: tuple[str, ...] = ()
+    per_process: bool = False  # whether it may differ between the processes of a job
+    fixed: bool = False  # whether a resumed run must have the same value
+    training_only: bool = False  # whether it affects training only, and is ignored when a model is exported
+    known: tuple[str, ...] = ()  # the only valid names, besides `package.module:function`; empty for no restriction
+    # Regular expression of the names that a run directory may contain in safe mode, besides the default and `choices`.
+    # Such a name must not let the run choose what the command imports, calls or connects to.
     safe_values: str = ""
 
 
@@ -229,11 +216,7 @@ class Flags:
 
 
 def check_fields(config: Any) -> None:
-    """Validates and normalizes all fields of a frozen configuration, and sets `parsed`.
-
-    Raises:
-      InputError: a value does not match the field's type or its `Flag`.
-    """
+    """Validates and normalizes all fields of a frozen configuration, by their types and `Flag`s, and sets `parsed`."""
     parsed = types.SimpleNamespace()
     for field in dataclasses.fields(config):
         value, parsed.__dict__[field.name] = normalize_field(field, getattr(config, field.name))

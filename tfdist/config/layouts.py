@@ -18,13 +18,9 @@ _GRAMMAR = 'A layout is a list of DIM:AXIS separated by ;, such as "batch:data;h
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Layout of one tensor on a mesh.
+    """Layout of one tensor on a mesh."""
 
-    Attributes:
-      axes: for each dim, the axis over which it is sharded, or None if it is replicated.
-    """
-
-    axes: tuple[str | None, ...]
+    axes: tuple[str | None, ...]  # for each dim, the axis over which it is sharded, or None if it is replicated
 
     @classmethod
     def replicated(cls, rank: int) -> "Layout":
@@ -49,16 +45,12 @@ class Shard:
     """The state to shard over a mesh axis instead of replicating it: stages 1, 2 and 3 of ZeRO.
 
     Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020 (arXiv:1910.02054).
-
-    Attributes:
-      stage: "none", "optimizer" (optimizer state), "gradients" (also gradients) or "parameters" (also parameters).
-      axis: axis of the mesh.
-      min_elements: variables with fewer elements are not sharded.
     """
 
+    # "none", "optimizer" (optimizer state), "gradients" (also gradients) or "parameters" (also parameters).
     stage: str = "none"
-    axis: str = ""
-    min_elements: int = 1024
+    axis: str = ""  # axis of the mesh
+    min_elements: int = 1024  # variables with fewer elements are not sharded
 
     @property
     def combines_all_reduces(self) -> bool:
@@ -67,11 +59,7 @@ class Shard:
 
 
 def parse_shard(stage: str, axis: str, min_elements: int, mesh: Mesh) -> Shard:
-    """Creates a `Shard` from `--shard` and related flags.
-
-    Raises:
-      InputError: the stage or axis does not exist.
-    """
+    """Creates a `Shard` from `--shard` and related flags; raises `InputError` if the stage or axis does not exist."""
     if stage not in STAGES:
         raise InputError(f"--shard={stage} is not known.{nearest(stage, STAGES)}")
     mesh.size_of(axis)
@@ -80,19 +68,12 @@ def parse_shard(stage: str, axis: str, min_elements: int, mesh: Mesh) -> Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Layouts of a variable and its associated tensors on a mesh.
+    """Layouts of a variable and its associated tensors on a mesh."""
 
-    Attributes:
-      computation: layout in the forward and backward pass.
-      storage: layout between steps.
-      gradient: layout of the gradient between the backward pass and the update.
-      slots: layout of the optimizer's state, in which the update is computed.
-    """
-
-    computation: Layout
-    storage: Layout
-    gradient: Layout
-    slots: Layout
+    computation: Layout  # layout in the forward and backward pass
+    storage: Layout  # layout between steps
+    gradient: Layout  # layout of the gradient between the backward pass and the update
+    slots: Layout  # layout of the optimizer's state, in which the update is computed
 
     @classmethod
     def uniform(cls, layout: Layout) -> "Placement":
@@ -142,11 +123,7 @@ def replication_reason(shape: Sequence[int], trainable: bool, slots: int, mesh: 
 
 
 def parse_layout(text: str, mesh: Mesh) -> dict[str, str]:
-    """Parses `--layout`, such as "batch:data;heads:model"; by default, batch is sharded over the first axis.
-
-    Raises:
-      InputError: `text` does not follow the grammar, has two rules for a dim, or names an unknown axis.
-    """
+    """Parses `--layout`, such as "batch:data;heads:model"; by default, batch is sharded over the first axis."""
     rules = split_rules(text)
     for axis in rules.values():
         mesh.size_of(axis)
@@ -180,15 +157,9 @@ def layout_by_rules(
     mesh: Mesh,
     lenient: Sequence[str] = (),
 ) -> Layout:
-    """Applies rules to one tensor.
+    """Applies rules to one tensor, with the name of each dim, None for dims that are always replicated.
 
-    Args:
-      name: name of the tensor, for messages.
-      dims: name of each dim; None for dims that are always replicated.
-      shape: static shape.
-      rules: axis by dim.
-      mesh: mesh that has these axes.
-      lenient: dims that are replicated if their size is not a multiple of their axis.
+    `lenient` dims are replicated if their size is not a multiple of their axis. `name` is for messages.
 
     Raises:
       InputError: two dims are mapped to one axis, or the size of a dim is not a multiple of its axis.
@@ -252,17 +223,11 @@ _AXES = ("stage", "data", "model")
 
 @dataclasses.dataclass(frozen=True)
 class ProcessGrid:
-    """The axes `stage` and `data` over the processes of a job; ranks are adjacent along `data`, as in Megatron.
-
-    Attributes:
-      stages: number of stages.
-      replicas: number of pipelines; each has its own rows of a batch.
-      devices: number of devices of each process, over which its layers are spread.
-    """
+    """The axes `stage` and `data` over the processes of a job; ranks are adjacent along `data`, as in Megatron."""
 
     stages: int
-    replicas: int
-    devices: int = 1
+    replicas: int  # number of pipelines; each has its own rows of a batch
+    devices: int = 1  # number of devices of each process, over which its layers are spread
 
     def coordinates(self, rank: int) -> tuple[int, int]:
         """Returns the stage and the replica of a rank."""
@@ -315,16 +280,7 @@ def check_axes(mesh: Mesh, layout: str = "") -> None:
 
 
 def parse_grid(mesh_shape: str, processes: int, layout: str = "") -> ProcessGrid:
-    """Returns the grid of `--mesh_shape`, such as "stage:2;data:2"; by default, each process is a stage.
-
-    Args:
-      mesh_shape: sizes of the axes stage, data and model, each optional.
-      processes: number of processes of the job.
-      layout: value of `--layout`.
-
-    Raises:
-      InputError: there are other axes, or the sizes of stage and data do not multiply to the number of processes.
-    """
+    """Returns the grid of `--mesh_shape`, such as "stage:2;data:2"; by default, each process of the job is a stage."""
     mesh = parse_mesh(mesh_shape) if mesh_shape else Mesh({"stage": processes})
     check_axes(mesh, layout)
     devices = mesh.axes.get("model", 1)

@@ -20,13 +20,9 @@ _GRAMMAR = 'A mesh is a list of NAME:SIZE separated by ;, such as "data:2;model:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """The named axes of a grid of devices.
+    """The named axes of a grid of devices."""
 
-    Attributes:
-      axes: sizes by name, in order; devices are numbered along the last axis first.
-    """
-
-    axes: dict[str, int]
+    axes: dict[str, int]  # sizes by name, in order; devices are numbered along the last axis first
 
     @property
     def size(self) -> int:
@@ -34,11 +30,7 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def size_of(self, axis: str) -> int:
-        """Returns the size of an axis.
-
-        Raises:
-          InputError: there is no such axis; the message suggests the nearest name.
-        """
+        """Returns the size of an axis; if there is none of this name, the `InputError` suggests the nearest."""
         if axis not in self.axes:
             raise InputError(f"The mesh {self} has no axis {axis}.{nearest(axis, self.axes)}")
         return self.axes[axis]
@@ -53,12 +45,7 @@ class Mesh:
 
 
 def parse_mesh(text: str) -> Mesh:
-    """Parses `--mesh_shape`, such as "data:2;model:4".
-
-    Raises:
-      InputError: `text` does not follow the grammar, has no axis, a duplicate or reserved name, an axis without
-        devices, or too many devices.
-    """
+    """Parses `--mesh_shape`, such as "data:2;model:4"; raises `InputError`."""
 
     def error(rule: str, received: str) -> InputError:
         return InputError(f"{_GRAMMAR}{rule}. Received: {received} in {text!r}.")
@@ -85,15 +72,9 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def mesh_of(mesh_shape: str, devices: int, processes: int = 1) -> Mesh:
-    """Returns the mesh that the flags describe.
+    """Returns the mesh that the flags describe, by default all devices along one axis, `data`.
 
-    Args:
-      mesh_shape: value of the flag; empty for all devices along one axis, `data`.
-      devices: number of devices per process; 0 for as many as the mesh needs.
-      processes: number of processes of the job.
-
-    Raises:
-      InputError: the mesh has a different number of devices, or cannot be divided evenly between the processes.
+    `devices` is the number per process; 0 for as many as the mesh needs, divided evenly between the processes.
     """
     if not mesh_shape:
         return Mesh({"data": max(devices, 1) * processes})

@@ -12,23 +12,14 @@ MODES = ("auto", "min", "max")
 
 
 class Interval(NamedTuple):
-    """An interval in steps or seconds; 0 for both means never.
-
-    Attributes:
-      steps: number of steps.
-      seconds: wall time.
-    """
+    """An interval in steps or seconds; 0 for both means never."""
 
     steps: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall time
 
 
 def parse_interval(text: str) -> Interval:
-    """Parses `500` (steps), `600s` (seconds), or an empty string or 0 (never).
-
-    Raises:
-      InputError: `text` has none of these forms.
-    """
+    """Parses `500` (steps), `600s` (seconds), or an empty string or 0 (never); raises `InputError`."""
     match = re.fullmatch(r"(\d{1,18})|(\d{1,18}(?:\.\d{1,9})?)s", text.strip() or "0")
     if not match or (match[2] and not float(match[2])):
         raise InputError(f"{text} must be a number of steps such as 500, or of seconds such as 600s")
@@ -37,17 +28,11 @@ def parse_interval(text: str) -> Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
-    """A metric to monitor, how to compare its values, and further arguments.
+    """A metric to monitor, how to compare its values, and further arguments."""
 
-    Attributes:
-      metric: name as in Keras's logs, with the prefix `val_` for an evaluation.
-      mode: "min" or "max", the better direction; "auto" to infer it from the metric, as Keras does.
-      args: further arguments by name.
-    """
-
-    metric: str
-    mode: str = "auto"
-    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metric: str  # name as in Keras's logs, with the prefix `val_` for an evaluation
+    mode: str = "auto"  # "min" or "max", the better direction; "auto" to infer it from the metric, as Keras does
+    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further arguments by name
 
     def __str__(self) -> str:
         mode = {} if self.mode == "auto" else {"mode": self.mode}
@@ -55,14 +40,9 @@ class Monitor:
 
 
 def parse_monitor(text: str, **minimums: float) -> Monitor:
-    """Parses a monitor.
+    """Parses `metric` or `metric(name=value, ...)`; raises `InputError`.
 
-    Args:
-      text: `metric` or `metric(name=value, ...)`.
-      **minimums: the allowed arguments besides `mode`, each with its minimum; an int minimum requires an int.
-
-    Raises:
-      InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
+    `minimums` are the allowed arguments besides `mode`, each with its minimum; an int minimum requires an int.
     """
     spec = parse(text, words=("mode",))
     if not re.fullmatch(r"\w+", spec.name):

@@ -53,16 +53,12 @@ def choice(default: str, words: tuple[str, ...]) -> Any:
 class Parameters:
     """Base class of values with a name and parameters.
 
-    Attributes:
-      name: name of the value in the flag.
-      guide: page that explains the parameters, for messages; may be empty.
-
     Raises:
       InputError: a parameter has a value that its field does not accept.
     """
 
-    name: ClassVar[str]
-    guide: ClassVar[str] = ""
+    name: ClassVar[str]  # name of the value in the flag
+    guide: ClassVar[str] = ""  # page that explains the parameters, for messages; may be empty
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -84,17 +80,9 @@ class Parameters:
 def parse_kind(
     text: str, kinds: Mapping[str, type[Kind]], noun: str, words: Iterable[str] = (), remedy: str = ""
 ) -> Kind:
-    """Parses `name` or `name(key=value, ...)`, where `name` is one of `kinds`.
+    """Parses `name` or `name(key=value, ...)`, where `name` is that of a class in `kinds`; see `parse` for `words`.
 
-    Args:
-      text: value of a flag.
-      kinds: classes by name.
-      noun: what a name stands for, for messages.
-      words: see `parse`.
-      remedy: end of the message about an unknown name.
-
-    Raises:
-      InputError: the name, which is not a known `noun`, or a parameter is unknown or out of range.
+    The message about an unknown name says that it is no known `noun`, and ends with the remedy.
     """
     spec = parse(text, words)
     if spec.name not in kinds:

@@ -14,26 +14,19 @@ MEASURES = ("time", "parameters", "memory")
 
 @dataclasses.dataclass(frozen=True)
 class BalancedCut(Parameters):
-    """A cut into stages of about equal cost.
-
-    Attributes:
-      by: measure of the cost: "time" of a forward and a backward pass, "parameters" for the bytes of the variables, or
-        "memory" for the bytes of variables and activations.
-    """
+    """A cut into stages of about equal cost."""
 
     name: ClassVar[str] = "balanced"
+    # Measure of the cost: "time" of a forward and a backward pass, "parameters" for the bytes of the variables, or
+    # "memory" for the bytes of variables and activations.
     by: str = choice("memory", MEASURES)
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerCut:
-    """A cut after given layers.
+    """A cut after given layers."""
 
-    Attributes:
-      names: name of the last layer of each stage, except for the last stage.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # name of the last layer of each stage, except for the last stage
 
     def __str__(self) -> str:
         return ",".join(self.names)
@@ -43,9 +36,6 @@ def parse_cut(text: str) -> BalancedCut | LayerCut:
     """Parses `auto`, `balanced(by=time)`, or names of layers, separated by commas.
 
     `auto` is `balanced(by=memory)`, which does not depend on measurements.
-
-    Raises:
-      InputError: `text` has none of these forms, or repeats a name.
     """
     text = text.strip()
     if text == AUTO:
@@ -84,15 +74,11 @@ class OneFOneB(PipelineSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interleaved(PipelineSchedule):
-    """1F1B with several model chunks per process (Narayanan et al., arXiv:2104.04473).
-
-    Attributes:
-      chunks: number of chunks per process, at least 2.
-    """
+    """1F1B with several model chunks per process (Narayanan et al., arXiv:2104.04473)."""
 
     name: ClassVar[str] = "interleaved"
 
-    chunks: int = integer(2, 2, "parts of the model in each process")
+    chunks: int = integer(2, 2, "parts of the model in each process")  # number of chunks per process, at least 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,15 +90,11 @@ class ZBH1(PipelineSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipeDream(PipelineSchedule):
-    """1F1B without a flush; gradients are computed with older weights (Narayanan et al., SOSP 2019).
-
-    Attributes:
-      vertical_sync: whether all stages use weights of the same version for a batch.
-    """
+    """1F1B without a flush; gradients are computed with older weights (Narayanan et al., SOSP 2019)."""
 
     name: ClassVar[str] = "pipedream"
 
-    vertical_sync: bool = boolean(False)
+    vertical_sync: bool = boolean(False)  # whether all stages use weights of the same version for a batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,11 +111,7 @@ NO_FLUSH_SCHEDULES = (PipeDream, TwoBW)
 
 
 def parse_pipeline_schedule(text: str) -> PipelineSchedule:
-    """Parses the value of `--pipeline_schedule`, such as `1f1b` or `interleaved(chunks=2)`.
-
-    Raises:
-      InputError: the name or a parameter is unknown or out of range.
-    """
+    """Parses the value of `--pipeline_schedule`, such as `1f1b` or `interleaved(chunks=2)`."""
     return parse_kind(text, SCHEDULE_CLASSES, "pipeline schedule")
 
 
@@ -156,10 +134,8 @@ _FLUSH_RULES = {
 def check_without_flush(schedule: str, **options: Any) -> None:
     """Raises `InputError` for an option that a schedule without a flush does not support.
 
-    Args:
-      schedule: as in `--pipeline_schedule`; schedules with a flush support all options.
-      **options: values of flags; also `loss_scale`, the flag that scales the loss, and `shared`, the path of a variable of
-        several stages. Empty values, 0 and "none" are accepted.
+    `options` are values of flags; also `loss_scale`, the flag that scales the loss, and `shared`, the path of a
+    variable of several stages. Empty values, 0 and "none" are accepted.
     """
     parsed_schedule = parse_pipeline_schedule(schedule)
     if not isinstance(parsed_schedule, NO_FLUSH_SCHEDULES):

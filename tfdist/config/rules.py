@@ -21,17 +21,11 @@ _GRAMMAR = (
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A condition on variables and the methods for them.
+    """A condition on variables and the methods for them."""
 
-    Attributes:
-      path: regular expression that must match a variable's whole path; None for any.
-      size: minimum number of elements.
-      methods: methods to apply one after the other.
-    """
-
-    path: str | None
-    size: int
-    methods: tuple[Spec, ...]
+    path: str | None  # regular expression that must match a variable's whole path; None for any
+    size: int  # minimum number of elements
+    methods: tuple[Spec, ...]  # methods to apply one after the other
 
     def __str__(self) -> str:
         return "|".join(map(str, self.methods))
@@ -42,11 +36,7 @@ class Rule:
 
 
 def parse_rules(text: str) -> list[Rule]:
-    """Parses rules.
-
-    Raises:
-      InputError: `text` does not follow the grammar.
-    """
+    """Parses rules, at least one; raises `InputError`."""
     rules = [_parse_rule(part) for part in split_outside_brackets(text, ";") if part.strip()]
     if not rules:
         raise InputError(f"{text!r} names no method. {_GRAMMAR}")
@@ -96,11 +86,7 @@ def split_outside_brackets(text: str, separator: str) -> list[str]:
 
 
 def parse_specs(text: str) -> list[Spec]:
-    """Parses comma-separated specs; see `parse`.
-
-    Raises:
-      InputError: a spec does not follow the grammar, or a name is repeated.
-    """
+    """Parses comma-separated specs with different names; see `parse`."""
     specs = [parse(part) for part in split_at_commas(text)]
     names = [spec.name for spec in specs]
     duplicates = [name for name in names if names.count(name) > 1]
@@ -115,11 +101,7 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def parse_chain(text: str) -> tuple[Spec, ...]:
-    """Parses a chain of specs separated by `|`; may be empty.
-
-    Raises:
-      InputError: `text` does not follow the grammar.
-    """
+    """Parses a chain of specs separated by `|`; may be empty."""
     parts = split_outside_brackets(text, "|") if text.strip() else []
     if not all(part.strip() for part in parts):
         raise InputError(f"{text} must be specs with | between them. Write flip|crop(padding=4)")

@@ -12,16 +12,9 @@ _BYTE_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*"
 
 
 def parse_byte_size(size: int | str, name: str) -> int:
-    """Returns a size in bytes.
+    """Returns a size in bytes, at least 1, of a number or a string such as "2GiB", "1.5 GiB" or "500MB".
 
-    Units are powers of 1024: `64KB`, `64KiB`, `64K` and `64kb` are equal.
-
-    Args:
-      size: a number, or a string such as "2GiB", "1.5 GiB" or "500MB".
-      name: name of the size, for the error message.
-
-    Raises:
-      InputError: the size is invalid or less than 1.
+    Units are powers of 1024: `64KB`, `64KiB`, `64K` and `64kb` are equal. `name` is that of the size, for messages.
     """
     match = _BYTE_SIZE.fullmatch(str(size))
     power = " KMGT".index((match[2] or " ").upper()) if match else 0
@@ -37,19 +30,14 @@ def parse_byte_size(size: int | str, name: str) -> int:
 class LearningRateSearch(Parameters):
     """A search for the learning rate.
 
-    Attributes:
-      min: learning rate of the first step, greater than 0.
-      max: learning rate of the last step, greater than `min`.
-      steps: number of steps, at least 10.
-
     Raises:
       InputError: a value is out of range.
     """
 
     name: ClassVar[str] = "learning_rate"
-    min: float = number(1e-7, "(0, inf)")
-    max: float = number(10.0, "(0, inf)")
-    steps: int = integer(100, 10, "steps")
+    min: float = number(1e-7, "(0, inf)")  # learning rate of the first step, greater than 0
+    max: float = number(10.0, "(0, inf)")  # learning rate of the last step, greater than `min`
+    steps: int = integer(100, 10, "steps")  # number of steps, at least 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,24 +49,19 @@ class LearningRateSearch(Parameters):
 class BatchSizeSearch(Parameters):
     """A search for the batch size.
 
-    Attributes:
-      memory: memory limit for all processes of a trial together, in bytes or such as "2GiB"; "" for all available memory.
-      max: largest global batch size to try; 0 for the number of training examples.
-      steps: minimum number of steps of a trial, at least 4; the second half is timed. Trials of less than a second run more
-        steps.
-      processes: number of processes of a trial, on this host.
-      launcher: launcher of these processes; see `Job`, which validates it.
-
     Raises:
       InputError: a value is out of range.
     """
 
     name: ClassVar[str] = "batch_size"
+    # Memory limit for all processes of a trial together, in bytes or such as "2GiB"; "" for all available memory.
     memory: int | str = ""
-    max: int = integer(0, 0, "examples")
+    max: int = integer(0, 0, "examples")  # largest global batch size to try; 0 for the number of training examples
+    # Minimum number of steps of a trial, at least 4; the second half is timed. Trials of less than a second run more
+    # steps.
     steps: int = integer(20, 4, "steps")
-    processes: int = integer(1, 1, "processes")
-    launcher: str = "tensorflow"
+    processes: int = integer(1, 1, "processes")  # number of processes of a trial, on this host
+    launcher: str = "tensorflow"  # launcher of these processes; see `Job`, which validates it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,11 +78,7 @@ Search = LearningRateSearch | BatchSizeSearch
 
 
 def parse_search(text: str) -> Search:
-    """Parses `name` or `name(key=value, ...)`, with the attributes of the class of that name as keys.
-
-    Raises:
-      InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
-    """
+    """Parses `name` or `name(key=value, ...)`, with the attributes of the class of that name as keys."""
     kinds: dict[str, Any] = {kind.name: kind for kind in (LearningRateSearch, BatchSizeSearch)}
     search: Search = parse_kind(text, kinds, "search", words=("memory", "launcher"))
     return search

@@ -27,14 +27,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A name with keyword arguments.
+    """A name with keyword arguments."""
 
-    Attributes:
-      name: letters, digits and `_ . : - /`; after a colon also `* ? [ ] ~ @ % + =`, as in paths.
-      args: Python literals by parameter name, in the order of the text.
-    """
-
+    # Letters, digits and `_ . : - /`; after a colon also `* ? [ ] ~ @ % + =`, as in paths.
     name: str
+    # Python literals by parameter name, in the order of the text.
     args: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -122,11 +119,7 @@ def _fail(text: str, position: int, problem: str) -> NoReturn:
 
 
 def load_object(name: str) -> Any:
-    """Imports `package.module:attribute`; the current directory is searched first, as by `python -m`.
-
-    Raises:
-      InputError: the name has no colon, the import fails, or the module has no such attribute.
-    """
+    """Imports `package.module:attribute`, or raises `InputError`; the current directory is first, as by `python -m`."""
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py"):
         module = module_name.removesuffix(".py").strip("./").replace("/", ".")

@@ -40,19 +40,13 @@ _LATE_PARAMETERS = {
 
 @dataclasses.dataclass(frozen=True)
 class LateGradients:
-    """What happens to a gradient that was computed from old weights.
+    """What happens to a gradient that was computed from old weights."""
 
-    Attributes:
-      kind: "apply", "reject" or "scale".
-      after: maximum staleness of a gradient that is not rejected, in updates.
-      rows: whether the rows of a rejected gradient are used again, "again", or not, "dropped".
-      rate: a gradient with staleness s is multiplied by 1 / (1 + rate s), as in Zhang et al., Staleness-aware Async-SGD (2016),
-        where the rate is 1.
-    """
-
-    kind: str = APPLY
-    after: int = 0
-    rows: str = AGAIN
+    kind: str = APPLY  # "apply", "reject" or "scale"
+    after: int = 0  # maximum staleness of a gradient that is not rejected, in updates
+    rows: str = AGAIN  # whether the rows of a rejected gradient are used again, "again", or not, "dropped"
+    # A gradient with staleness s is multiplied by 1 / (1 + rate s), as in Zhang et al., Staleness-aware Async-SGD
+    # (2016), where the rate is 1.
     rate: float = 0.0
 
     def factor(self, staleness: int) -> float:
@@ -69,26 +63,17 @@ class LateGradients:
 
 @dataclasses.dataclass(frozen=True)
 class Staleness:
-    """The rule that determines when gradients are applied.
+    """The rule that determines when gradients are applied."""
 
-    Attributes:
-      kind: "sync", "backup", "quorum", "ssp", "bounded", "async" or "replay".
-      bound: for "bounded", the maximum staleness of a gradient, in updates; for "ssp", the maximum number of steps that a
-        worker is ahead of the slowest one; otherwise None.
-      workers: for "backup", the number of workers for whose shares an update does not wait.
-      fraction: for "quorum", the fraction of the workers for whose shares an update waits.
-      late: what happens to a gradient of old weights.
-      pull_every: maximum number of steps that a worker computes from the same weights.
-      path: for "replay", the output directory of the run whose updates are made again.
-    """
-
-    kind: str = SYNC
+    kind: str = SYNC  # "sync", "backup", "quorum", "ssp", "bounded", "async" or "replay"
+    # For "bounded", the maximum staleness of a gradient, in updates; for "ssp", the maximum number of steps that a
+    # worker is ahead of the slowest one; otherwise None.
     bound: int | None = None
-    workers: int = 0
-    fraction: float = 1.0
-    late: LateGradients = LateGradients()
-    pull_every: int = 1
-    path: str = ""
+    workers: int = 0  # for "backup", the number of workers for whose shares an update does not wait
+    fraction: float = 1.0  # for "quorum", the fraction of the workers for whose shares an update waits
+    late: LateGradients = LateGradients()  # what happens to a gradient of old weights
+    pull_every: int = 1  # maximum number of steps that a worker computes from the same weights
+    path: str = ""  # for "replay", the output directory of the run whose updates are made again
 
     def __str__(self) -> str:
         arguments = [str(self.bound)] if self.bound is not None else []
@@ -132,11 +117,7 @@ class Staleness:
 
 
 def parse_staleness(text: str) -> Staleness:
-    """Parses `--staleness`, such as `sync`, `bounded(4)` or `async(late=reject(after=8), pull_every=4)`.
-
-    Raises:
-      InputError: `text` has another form, or an argument is out of range.
-    """
+    """Parses `--staleness`, such as `sync`, `bounded(4)` or `async(late=reject(after=8), pull_every=4)`."""
     if match := re.fullmatch(rf"\s*{REPLAY}\(\s*[\"']?(.+?)[\"']?\s*\)\s*", text):
         return Staleness(REPLAY, path=match[1])
     name, arguments = _parse_call(text, text, _PARAMETERS)

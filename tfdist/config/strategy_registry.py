@@ -12,13 +12,7 @@ from typing import Any
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.cluster.topology import parse_topology
 from tfdist.config import fields
-from tfdist.config.all_reduce import (
-    ENGINE,
-    TFDIST_ALGORITHMS,
-    AlgorithmTable,
-    parse_all_reduce,
-    parse_table,
-)
+from tfdist.config.all_reduce import ENGINE, TFDIST_ALGORITHMS, AlgorithmTable, parse_all_reduce, parse_table
 from tfdist.config.fields import Flags, device_flag, normalize_address, normalize_layout, strategy_option
 from tfdist.config.layouts import REPLICA_STAGES, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.config.mesh import mesh_of, parse_mesh
@@ -46,11 +40,7 @@ def normalize_topology(text: str) -> str:
 
 
 def read_table(file: str) -> AlgorithmTable:
-    """Reads a table of algorithms.
-
-    Raises:
-      InputError: the file does not exist or is invalid.
-    """
+    """Reads a table of algorithms; raises `InputError` if the file does not exist or is invalid."""
     rule = "table must be a file with a table of algorithms, such as all_reduce.csv of another run."
     return parse_table(read_text(file, rule), file)
 
@@ -70,21 +60,13 @@ Refusals = Mapping[str, str | tuple[Callable[[Any], bool], str]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SmokeTest:
-    """A test of a strategy by `tfdist doctor`: a few steps on one machine.
-
-    Attributes:
-      processes: number of processes.
-      options: values of the strategy's options.
-      package: the Python package that it needs besides TensorFlow; may be empty.
-      library: the library that the package must be built with.
-      install: command that installs the package with the library.
-    """
+    """A test of a strategy by `tfdist doctor`: a few steps on one machine."""
 
     processes: int = 1
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    package: str = ""
-    library: str = ""
-    install: str = ""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # values of the strategy's options
+    package: str = ""  # the Python package that it needs besides TensorFlow; may be empty
+    library: str = ""  # the library that the package must be built with
+    install: str = ""  # command that installs the package with the library
 
     @property
     def devices(self) -> int:
@@ -95,39 +77,28 @@ class SmokeTest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """The declaration of a strategy.
+    """The declaration of a strategy."""
 
-    Attributes:
-      name: as in `--strategy`.
-      help: the devices or processes that it uses, in a few words.
-      processes: the processes of its job.
-      options: names of the flags that its constructor takes; None if unknown.
-      refuses: flags whose values it rejects.
-      accepts: the accepted values of flags that several strategies take.
-      auto: takes this process's position in the job and its number of devices; returns whether `--strategy=auto` selects
-        this strategy, which at most one may do. None for never.
-      check: takes a configuration; raises `InputError` if the strategy's options conflict.
-      check_cluster: takes a configuration and the job's `Cluster`; raises `InputError` if they do not match.
-      runs_keras_fit: whether it runs Keras's own `fit` in any script. Replicas must then accept any number of rows, and
-        models may be created outside of its scope.
-      single_device_advice: advice for a user who selects it with a single device, as a sentence; may be empty.
-      adopts: names of the tf.distribute classes whose objects it can use.
-      smoke_tests: tests on one machine; empty if the strategy needs special hardware.
-    """
-
-    name: str
-    help: str = ""
-    processes: Processes = Processes.ANY
-    options: tuple[str, ...] | None = None
-    refuses: Refusals = dataclasses.field(default_factory=dict)
+    name: str  # as in `--strategy`
+    help: str = ""  # the devices or processes that it uses, in a few words
+    processes: Processes = Processes.ANY  # the processes of its job
+    options: tuple[str, ...] | None = None  # names of the flags that its constructor takes; None if unknown
+    refuses: Refusals = dataclasses.field(default_factory=dict)  # flags whose values it rejects
+    # The accepted values of flags that several strategies take.
     accepts: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    # Takes this process's position in the job and its number of devices; returns whether `--strategy=auto` selects this
+    # strategy, which at most one may do. None for never.
     auto: Callable[[Cluster, int], bool] | None = None
+    # Takes a configuration; raises `InputError` if the strategy's options conflict.
     check: Callable[[Any], None] | None = None
+    # Takes a configuration and the job's `Cluster`; raises `InputError` if they do not match.
     check_cluster: Callable[[Any, Any], object] | None = None
+    # Whether it runs Keras's own `fit` in any script. Replicas must then accept any number of rows, and models may be
+    # created outside of its scope.
     runs_keras_fit: bool = True
-    single_device_advice: str = ""
-    adopts: tuple[str, ...] = ()
-    smoke_tests: tuple[SmokeTest, ...] = ()
+    single_device_advice: str = ""  # advice for a user who selects it with a single device, as a sentence; may be empty
+    adopts: tuple[str, ...] = ()  # names of the tf.distribute classes whose objects it can use
+    smoke_tests: tuple[SmokeTest, ...] = ()  # tests on one machine; empty if the strategy needs special hardware
 
 
 _ALL_REDUCE_OPTIONS = ("all_reduce", "topology")
@@ -309,11 +280,7 @@ _DECLARATIONS_BY_NAME = {declaration.name: declaration for declaration in (_AUTO
 
 
 def strategy_declaration(name: str) -> Declaration:
-    """Returns the declaration of a strategy, or an empty declaration for `package.module:Class`, which is loaded later.
-
-    Raises:
-      InputError: there is no such strategy.
-    """
+    """Returns the declaration of a strategy, or an empty one for `package.module:Class`, which is loaded later."""
     if name not in _DECLARATIONS_BY_NAME and ":" not in name:
         raise InputError(f"--strategy={name} is not known.{nearest(name, tuple(_DECLARATIONS_BY_NAME))}")
     return _DECLARATIONS_BY_NAME.get(name) or Declaration(name=name)

@@ -34,17 +34,12 @@ def _outer(default: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sync(Parameters):
-    """A method of synchronizing replicas; the fields of subclasses are the parameters in the flag.
+    """A method of synchronizing replicas; the fields of subclasses are the parameters in the flag."""
 
-    Attributes:
-      exchanges_weights: whether replicas update local weights between exchanges.
-      has_center: whether replicas keep local weights even during an exchange, and a center is evaluated instead.
-      trains_clients: whether a step is a round of clients that train on the replicas.
-    """
-
-    exchanges_weights: ClassVar[bool] = True
+    exchanges_weights: ClassVar[bool] = True  # whether replicas update local weights between exchanges
+    # Whether replicas keep local weights even during an exchange, and a center is evaluated instead.
     has_center: ClassVar[bool] = False
-    trains_clients: ClassVar[bool] = False
+    trains_clients: ClassVar[bool] = False  # whether a step is a round of clients that train on the replicas
     guide: ClassVar[str] = "docs/guides/local_sgd.md"
 
     def examples_per_step(self, size: int, batch_size: int) -> int:
@@ -71,13 +66,9 @@ class EveryStep(Sync):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Periodic(Sync):
-    """Base class: replicas train locally, and exchange weights every `period` steps.
+    """Base class: replicas train locally, and exchange weights every `period` steps."""
 
-    Attributes:
-      period: number of steps between exchanges, at least 1.
-    """
-
-    period: int = integer(8, 1, "steps")
+    period: int = integer(8, 1, "steps")  # number of steps between exchanges, at least 1
 
     @property
     def first_local_step(self) -> int:
@@ -92,13 +83,10 @@ class Periodic(Sync):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Averaging(Periodic):
-    """Base class: after an exchange, replicas continue from global weights, computed from the mean of the local ones.
+    """Base class: after an exchange, replicas continue from global weights, computed from the mean of local ones."""
 
-    Attributes:
-      state: the optimizer's state after an exchange: "local" keeps each replica's state, "averaged" takes the mean over
-        replicas, and "reset" restores the initial state.
-    """
-
+    # The optimizer's state after an exchange: "local" keeps each replica's state, "averaged" takes the mean over
+    # replicas, and "reset" restores the initial state.
     state: str = choice("local", STATES)
 
     @property
@@ -108,16 +96,12 @@ class Averaging(Periodic):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalSGD(Averaging):
-    """Replaces the local weights by their mean every `period` steps (Stich, arXiv:1805.09767).
-
-    Attributes:
-      overlap: whether an exchange runs during the next steps; the result depends only on `delay`.
-      delay: number of steps until the exchanged weights are used; a replica's local progress in the meantime is added
-        (Shen et al., arXiv:1906.12043). 0 for immediately or, with `overlap`, when the next exchange begins.
-    """
+    """Replaces the local weights by their mean every `period` steps (Stich, arXiv:1805.09767)."""
 
     name: ClassVar[str] = "local_sgd"
-    overlap: bool = boolean(False)
+    overlap: bool = boolean(False)  # whether an exchange runs during the next steps; the result depends only on `delay`
+    # Number of steps until the exchanged weights are used; a replica's local progress in the meantime is added (Shen et
+    # al., arXiv:1906.12043). 0 for immediately or, with `overlap`, when the next exchange begins.
     delay: int = integer(0, 0, "steps")
 
     def __post_init__(self) -> None:
@@ -183,14 +167,10 @@ class LocalSGD(Averaging):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PostLocalSGD(LocalSGD):
-    """Sums gradients during a warmup, then runs local SGD (Lin et al., arXiv:1808.07217).
-
-    Attributes:
-      warmup_steps: number of steps with summed gradients.
-    """
+    """Sums gradients during a warmup, then runs local SGD (Lin et al., arXiv:1808.07217)."""
 
     name: ClassVar[str] = "post_local_sgd"
-    warmup_steps: int = integer(REQUIRED, 0, "steps")
+    warmup_steps: int = integer(REQUIRED, 0, "steps")  # number of steps with summed gradients
 
     @property
     def first_local_step(self) -> int:
@@ -203,17 +183,15 @@ class HierarchicalLocalSGD(Averaging):
 
     Like PyTorch's `HierarchicalModelAverager`: if several levels are due at a step, only the largest is exchanged.
     References: Lin et al., arXiv:1808.07217; Castiglia et al., arXiv:2007.13819.
-
-    Attributes:
-      periods: number of steps between exchanges, by level, from the smallest groups to all replicas; each is a multiple of
-        its predecessor.
-      group_sizes: number of consecutive replicas per group, by level except for the last, which has all replicas; each
-        divides the next one and the number of replicas.
     """
 
     name: ClassVar[str] = "hierarchical_local_sgd"
     period: int = dataclasses.field(default=0, init=False)
+    # Number of steps between exchanges, by level, from the smallest groups to all replicas; each is a multiple of its
+    # predecessor.
     periods: tuple[int, ...] = parameter((4, 16), _are_multiples, _MULTIPLES)
+    # Number of consecutive replicas per group, by level except for the last, which has all replicas; each divides the
+    # next one and the number of replicas.
     group_sizes: tuple[int, ...] = parameter((2,), _are_multiples, _MULTIPLES)
 
     def __post_init__(self) -> None:
@@ -247,19 +225,17 @@ class DiLoCo(LocalSGD):
 
     The outer gradient is the global weights minus the mean of the local weights. With sgd(learning_rate=1) this is local
     SGD; with adam, FedAdam.
-
-    Attributes:
-      outer: the outer optimizer, as in `--optimizer`, with its learning rate.
-      fragments: number of parts of the weights, of about equal size. Part p is exchanged every `period` steps, `period *
-        p // fragments` steps after the first (Streaming DiLoCo, Douillard et al., arXiv:2501.18512); see `offsets`.
-      mixing: fraction of its local weights that a replica keeps when it receives the global ones, in [0, 1]. Defaults to
-        0.5 with a delay, as in that paper, else 0.
     """
 
     name: ClassVar[str] = "diloco"
     period: int = integer(50, 1, "steps")
+    # The outer optimizer, as in `--optimizer`, with its learning rate.
     outer: str = _outer("sgd(momentum=0.9, nesterov=True, learning_rate=0.7)")
+    # Number of parts of the weights, of about equal size. Part p is exchanged every `period` steps, `period * p //
+    # fragments` steps after the first (Streaming DiLoCo, Douillard et al., arXiv:2501.18512); see `offsets`.
     fragments: int = integer(1, 1, "parts")
+    # Fraction of its local weights that a replica keeps when it receives the global ones, in [0, 1]. Defaults to 0.5
+    # with a delay, as in that paper, else 0.
     mixing: float | None = number(None, "[0, 1]")
 
     @property
@@ -276,16 +252,13 @@ class EASGD(Periodic):
     """Synchronous elastic averaging: replicas and a center attract each other (Zhang et al., arXiv:1412.6651).
 
     With a momentum optimizer, such as `--optimizer="sgd(momentum=0.9, nesterov=True)"`, it is EAMSGD.
-
-    Attributes:
-      period: see base class; 10 in the experiments of the paper.
-      alpha: fraction of the distance to the center by which a replica moves in an exchange, in (0, 1). At most 1 / N with N
-        replicas, which makes the center a mean of weights. Defaults to 0.9 / N.
     """
 
     name: ClassVar[str] = "easgd"
     has_center: ClassVar[bool] = True
-    period: int = integer(10, 1, "steps")
+    period: int = integer(10, 1, "steps")  # see base class; 10 in the experiments of the paper
+    # Fraction of the distance to the center by which a replica moves in an exchange, in (0, 1). At most 1 / N with N
+    # replicas, which makes the center a mean of weights. Defaults to 0.9 / N.
     alpha: float | None = number(None, "(0, 1)")
 
     def effective_alpha(self, replicas: int) -> float:
@@ -308,29 +281,24 @@ class FedAvg(Sync):
     batches of `--batch_size` (the last batch may be smaller), resulting in weights w_k. Then
 
         d = sum over k of n_k (x - w_k) / sum over k of n_k,        x' = outer(x, d)
-
-    Attributes:
-      clients: number of clients, at least 1.
-      fraction: fraction of the clients sampled in each round, in (0, 1].
-      local_epochs: number of passes of a sampled client over its data, at least 1.
-      shards_per_client: 0 divides the examples at random. Otherwise, the examples are sorted by class and split into shards,
-        and each client gets this number of shards; most clients then have at most that many classes.
-      client_sizes: "equal", or "power_law": client i has a number of examples proportional to 1 / i.
-      proximal: factor mu of FedProx's term mu / 2 |w - x|^2 in a client's loss (Li et al., arXiv:1812.06127).
-      outer: the optimizer of the global weights, as in `--optimizer`, with its learning rate (Reddi et al.,
-        arXiv:2003.00295). The default is FedAvg: the weighted mean of the clients' weights.
     """
 
     name: ClassVar[str] = "fedavg"
     trains_clients: ClassVar[bool] = True
     guide: ClassVar[str] = "docs/guides/federated.md"
 
-    clients: int = integer(100, 1, "clients")
-    fraction: float = number(0.1, "(0, 1]")
-    local_epochs: int = integer(1, 1, "epochs")
+    clients: int = integer(100, 1, "clients")  # number of clients, at least 1
+    fraction: float = number(0.1, "(0, 1]")  # fraction of the clients sampled in each round, in (0, 1]
+    local_epochs: int = integer(1, 1, "epochs")  # number of passes of a sampled client over its data, at least 1
+    # 0 divides the examples at random. Otherwise, the examples are sorted by class and split into shards, and each
+    # client gets this number of shards; most clients then have at most that many classes.
     shards_per_client: int = integer(0, 0, "shards")
+    # "equal", or "power_law": client i has a number of examples proportional to 1 / i.
     client_sizes: str = choice("equal", CLIENT_SIZES)
+    # Factor mu of FedProx's term mu / 2 |w - x|^2 in a client's loss (Li et al., arXiv:1812.06127).
     proximal: float = number(0.0, "[0, inf)")
+    # The optimizer of the global weights, as in `--optimizer`, with its learning rate (Reddi et al., arXiv:2003.00295).
+    # The default is FedAvg: the weighted mean of the clients' weights.
     outer: str = _outer("sgd(learning_rate=1.0)")
 
     @property
@@ -349,9 +317,5 @@ SYNCS: dict[str, type[Sync]] = {
 
 
 def parse_sync(text: str) -> Sync:
-    """Parses the value of `--sync`, such as `local_sgd(period=8)`.
-
-    Raises:
-      InputError: the name or a parameter is unknown or out of range.
-    """
+    """Parses the value of `--sync`, such as `local_sgd(period=8)`."""
     return parse_kind(text, SYNCS, "synchronization method", words=("state", "client_sizes"))

@@ -80,14 +80,8 @@ def search(
 ) -> BatchSizes:
     """Tries batch sizes: doubles the first size while it fits and then refines it, or halves it until it fits.
 
-    All larger sizes are multiples of the first, so they can be divided between the same replicas.
-
-    Args:
-      run: tries a size.
-      first: the first size.
-      max_size: returns the largest size to try; called after the first trial.
-      memory: memory limit of the trials in bytes, for the result.
-      on_trial: called with each trial.
+    All larger sizes are multiples of the first, so they can be divided between the same replicas. `max_size` returns
+    the largest size to try, after the first trial; `memory` is the limit of the trials in bytes, for the result.
     """
     trials: dict[int, Trial] = {}
 

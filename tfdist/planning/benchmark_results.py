@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.config.all_reduce import ALGORITHMS, ENGINE
 from tfdist.errors import byte_size
-from tfdist.reporting.run_summary import describe_axes
+from tfdist.reporting.run_summary import describe_axes, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,28 +30,18 @@ TRAFFIC: Mapping[str, Callable[[int], float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """The measured time of one operation.
+    """The measured time of one operation."""
 
-    Attributes:
-      operation: a key of `TRAFFIC`.
-      bytes: size as in the NCCL tests: of each replica's tensor for all_reduce and broadcast, of the result on every
-        replica for all_gather, of the input of every replica for reduce_scatter and all_to_all, 0 for barrier.
-      dtype: dtype of the elements.
-      strategy: name of the strategy.
-      replicas: number of replicas.
-      calls: number of consecutive calls per repeat.
-      seconds: for each repeat, mean seconds per call on the slowest process.
-      algorithm: all-reduce algorithm, if several are compared; empty for the engine's operation.
-    """
-
-    operation: str
+    operation: str  # a key of `TRAFFIC`
+    # Size as in the NCCL tests: of each replica's tensor for all_reduce and broadcast, of the result on every replica
+    # for all_gather, of the input of every replica for reduce_scatter and all_to_all, 0 for barrier.
     bytes: int
-    dtype: str
+    dtype: str  # of the elements
     strategy: str
     replicas: int
-    calls: int
-    seconds: tuple[float, ...]
-    algorithm: str = ""
+    calls: int  # number of consecutive calls per repeat
+    seconds: tuple[float, ...]  # for each repeat, mean seconds per call on the slowest process
+    algorithm: str = ""  # all-reduce algorithm, if several are compared; empty for the engine's operation
 
     @property
     def label(self) -> str:
@@ -95,14 +85,8 @@ _TICKS = {
 
 
 def draw(measurements: Sequence[Measurement]) -> "Figure":
-    """Returns the figure, without using a window or matplotlib's global state.
-
-    Args:
-      measurements: at least one measurement, all with the same strategy and dtype.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
+    """Returns the figure of at least one measurement, all with the same strategy and dtype."""
+    figure = new_figure(11, 4.6)
     time_axes, bandwidth_axes = figure.subplots(1, 2)
     first_measurement = measurements[0]
     figure.suptitle(

@@ -17,28 +17,15 @@ _Call = Callable[[Collectives, tf.Tensor, str], tf.Tensor]
 
 
 class Operation(NamedTuple):
-    """A method of `Collectives`.
+    """A method of `Collectives`."""
 
-    Attributes:
-      call: calls the method with a one-dimensional tensor and a name; returns the result.
-      has_parts: whether its bytes consist of N parts, one per replica.
-      input_is_complete: whether a replica's input has all bytes, or only its part.
-      reduces: whether it sums, which engines support for fewer dtypes.
-    """
-
-    call: _Call
-    has_parts: bool = False
-    input_is_complete: bool = True
-    reduces: bool = False
+    call: _Call  # calls the method with a one-dimensional tensor and a name; returns the result
+    has_parts: bool = False  # whether its bytes consist of N parts, one per replica
+    input_is_complete: bool = True  # whether a replica's input has all bytes, or only its part
+    reduces: bool = False  # whether it sums, which engines support for fewer dtypes
 
     def elements(self, size: int, itemsize: int, replicas: int) -> tuple[int, int]:
-        """Returns the number of elements in a replica's input, at least one per part, and the resulting bytes.
-
-        Args:
-          size: requested bytes.
-          itemsize: bytes per element.
-          replicas: number of replicas.
-        """
+        """Returns the number of elements in a replica's input, at least one per part, and the resulting bytes."""
         parts = replicas if self.has_parts else 1
         part = max(1, size // itemsize // parts)
         return part * (parts if self.input_is_complete else 1), part * parts * itemsize
@@ -66,11 +53,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def check_dtype(collectives: Collectives, names: Sequence[str], dtype: tf.DType) -> None:
-    """Checks that the engine supports a dtype.
-
-    Raises:
-      InputError: one of the operations does not support it.
-    """
+    """Raises `InputError` if the engine does not support a dtype in one of the operations."""
     for name in names:
         wire = collectives.wire.reduces if OPERATIONS[name].reduces else collectives.wire.gathers
         if name != "barrier" and dtype not in wire:

@@ -13,13 +13,7 @@ import tensorflow as tf
 
 from tfdist import data, keras_internals, models
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.config.layouts import (
-    Layout,
-    Placement,
-    Shard,
-    layout_by_rules,
-    resolve_optional_dims,
-)
+from tfdist.config.layouts import Layout, Placement, Shard, layout_by_rules, resolve_optional_dims, unused_rule_warnings
 from tfdist.config.mesh import Mesh
 from tfdist.distribution.variable_layouts import (
     ATTENTIONS,
@@ -36,15 +30,10 @@ from tfdist.optimizers.catalog import average_weights, create_optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """Layout of one tensor between layers.
+    """Layout of one tensor between layers."""
 
-    Attributes:
-      axes: for each dim, the axis over which it is sharded, or None.
-      bytes: bytes per device.
-    """
-
-    axes: tuple[str | None, ...]
-    bytes: int
+    axes: tuple[str | None, ...]  # for each dim, the axis over which it is sharded, or None
+    bytes: int  # bytes per device
 
     @property
     def sequence_axes(self) -> list[str]:
@@ -68,14 +57,9 @@ class Activations:
         rules: Mapping[str, str],
         rows: int,
     ):
-        """Propagates dim names through layers.
+        """Propagates dim names through layers, which are in the order of computation, for a global batch of `rows`.
 
-        Args:
-          layers: layers in the order of computation, with known inputs and outputs.
-          variables: dim names of each variable, by its id.
-          mesh: mesh to plan for.
-          rules: axis by dim.
-          rows: number of rows of a global batch.
+        `variables` are the dim names of each variable, by its id.
         """
         self.mesh, self.rules, self._rows = mesh, rules, rows
         self._names: dict[int, Dims] = {}
@@ -158,19 +142,12 @@ def _shape(tensor: keras.KerasTensor, rows: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """One collective of a step, or several that the engine combines.
+    """One collective of a step, or several that the engine combines."""
 
-    Attributes:
-      purpose: what is sent, for tables.
-      kind: operation.
-      axis: axis along which devices communicate; several are joined by &.
-      bytes: bytes of a device's tensor.
-    """
-
-    purpose: str
-    kind: str
-    axis: str
-    bytes: int
+    purpose: str  # what is sent, for tables
+    kind: str  # operation
+    axis: str  # axis along which devices communicate; several are joined by &
+    bytes: int  # bytes of a device's tensor
 
 
 _KEYS = ("key", "value")  # projections in Keras's attention layers
@@ -240,11 +217,8 @@ def gradient_communication(
 ) -> Iterator[Traffic]:
     """Yields the sums of gradients over axes along which their layers have different rows or parts of a sequence.
 
-    Args:
-      layers: layers with known inputs.
-      activations: activations of these layers.
-      sizes: by id of each trainable variable, bytes per device of the computed gradient.
-      shard: sharding of the state; sharded gradients are not combined, because they do not exist at the same time.
+    `sizes` are, by id of each trainable variable, bytes per device of the computed gradient. Sharded gradients are not
+    combined, because they do not exist at the same time.
     """
     bytes_by_axes: dict[tuple[str, ...], int] = collections.Counter()
     axes_of: dict[int, list[str]] = {}
@@ -409,25 +383,15 @@ _UNCOUNTED_DIMS = ("embed", "head_dim")  # if these are sharded, operations betw
 
 @dataclasses.dataclass(frozen=True)
 class VariablePlan:
-    """The plan of one variable.
+    """The plan of one variable."""
 
-    Attributes:
-      path: path of the variable.
-      dims: names of its dims, with * for a dim without a name.
-      shape: static shape.
-      bytes: bytes of the unsharded variable.
-      placement: its layouts.
-      slots: number of variables of this shape in the optimizer's state.
-      trainable: whether it has a gradient.
-    """
-
-    path: str
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    bytes: int
-    placement: Placement
-    slots: int
-    trainable: bool
+    path: str  # path of the variable
+    dims: tuple[str, ...]  # names of its dims, with * for a dim without a name
+    shape: tuple[int, ...]  # static shape
+    bytes: int  # bytes of the unsharded variable
+    placement: Placement  # its layouts
+    slots: int  # number of variables of this shape in the optimizer's state
+    trainable: bool  # whether it has a gradient
 
     @property
     def optimizer_bytes(self) -> int:
@@ -460,27 +424,24 @@ class VariablePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The plan of a step; see `AbstractModel.plan`.
+    """The plan of a step; see `AbstractModel.plan`."""
 
-    Attributes:
-      mesh: mesh of the plan.
-      rules: axis by dim.
-      variables: the model's variables.
-      traffic: communication of a step.
-      activations: bytes of the layers' outputs for the rows of one device.
-      dims: names of dims to which rules may refer.
-      unknown_layers: nested layers, whose communication and memory are not counted because their shapes are not known.
-      unclear_layers: layers whose layout is chosen by the engine, so their communication is not fully counted.
-    """
-
-    mesh: Mesh
-    rules: Mapping[str, str]
-    variables: list[VariablePlan]
-    traffic: list[Traffic]
-    activations: int
-    dims: frozenset[str]
+    mesh: Mesh  # mesh of the plan
+    rules: Mapping[str, str]  # axis by dim
+    shard: Shard  # sharding of the state
+    variables: list[VariablePlan]  # the model's variables
+    traffic: list[Traffic]  # communication of a step
+    activations: int  # bytes of the layers' outputs for the rows of one device
+    dims: frozenset[str]  # names of dims to which rules may refer
+    # Nested layers, whose communication and memory are not counted because their shapes are not known.
     unknown_layers: list[str]
+    # Layers whose layout is chosen by the engine, so their communication is not fully counted.
     unclear_layers: list[str]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about rules and axes without effect."""
+        return unused_rule_warnings(self.rules, self.dims, self.shard, self.mesh)
 
     def totals(self) -> dict[str, int]:
         """Returns the bytes per device."""
@@ -531,17 +492,7 @@ class AbstractModel:
         }
 
     def plan(self, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int) -> Plan:
-        """Plans a step.
-
-        Args:
-          mesh: mesh to plan for.
-          rules: axis by dim, including `batch`.
-          shard: sharding of the state.
-          batch_size: number of rows of a global batch.
-
-        Raises:
-          InputError: a rule cannot be applied.
-        """
+        """Plans a step, given the axis of each dim, with `batch`; raises `InputError` if a rule cannot be applied."""
         variables = [self._plan_variable(uninitialized, mesh, rules, shard) for uninitialized in self._uninitialized]
         activations = Activations(self._layers, self._dims_by_variable, mesh, rules, batch_size)
         tables = {id(table) for table in keras_internals.embeddings(self.model)}
@@ -561,7 +512,9 @@ class AbstractModel:
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
         dims = frozenset(activations.dims | attends | set(self.dims))
         unclear_layers = list(find_unclear_layers(self._layers, activations))
-        return Plan(mesh, rules, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers)
+        return Plan(
+            mesh, rules, shard, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers
+        )
 
     def device_bytes(self, plan: Plan) -> Callable[[keras.Variable], int]:
         """Returns a function that returns the bytes of a variable on each device; only trainable variables are sharded."""
@@ -616,23 +569,12 @@ def planned_model(config: LayoutConfig) -> AbstractModel:
 
 def cheapest_layout(
     abstract_model: AbstractModel, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int, memory: float
-) -> tuple[dict[str, str], Plan]:
-    """Returns the layout with the least communication that fits into memory.
+) -> Plan:
+    """Returns the plan with the least communication whose state and activations fit into a device's memory in bytes.
 
-    Tries all assignments of dims to axes other than the batch's, except for dims whose communication is not fully known;
-    see `uncounted_rules`.
-
-    Args:
-      abstract_model: the model to plan.
-      mesh: mesh to plan for.
-      rules: fixed rules, including `batch`.
-      shard: sharding of the state.
-      batch_size: number of rows of a global batch.
-      memory: bytes per device, for state and activations.
-
-    Returns:
-      The rules and their plan: those with the fewest unclear layers, then the least communication, then the least memory,
-      then the fewest rules.
+    Tries all assignments of dims to axes other than the batch's in addition to `rules`, except for dims whose
+    communication is not fully known; see `uncounted_rules`. Prefers the fewest unclear layers, then the least
+    communication, then the least memory, then the fewest rules.
 
     Raises:
       InputError: there are too many assignments, or none fits into memory.
@@ -652,9 +594,7 @@ def cheapest_layout(
         with contextlib.suppress(InputError):
             plan = abstract_model.plan(mesh, candidate_rules, shard, batch_size)
             sent_bytes, device_bytes = sum(item.bytes for item in plan.traffic), sum(plan.totals().values())
-            plans.append(
-                (len(plan.unclear_layers), sent_bytes, device_bytes, len(candidate_rules), candidate_rules, plan)
-            )
+            plans.append((len(plan.unclear_layers), sent_bytes, device_bytes, len(candidate_rules), plan))
     fitting = [item for item in plans if item[2] <= memory]
     if not fitting:
         min_bytes = min((item[2] for item in plans), default=math.inf)
@@ -663,8 +603,7 @@ def cheapest_layout(
             f"layouts, the smallest of which takes {min_bytes / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
             "more memory."
         )
-    *_, candidate_rules, plan = min(fitting, key=lambda item: item[:4])
-    return candidate_rules, plan
+    return min(fitting, key=lambda item: item[:4])[-1]
 
 
 def uncounted_rules(rules: Mapping[str, str]) -> list[str]:

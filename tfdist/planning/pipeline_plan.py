@@ -29,49 +29,30 @@ _REFERENCE_SCHEDULES = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 
 @dataclasses.dataclass(frozen=True)
 class SentTensor:
-    """A tensor that a stage sends to the next one for each micro-batch.
+    """A tensor that a stage sends to the next one for each micro-batch."""
 
-    Attributes:
-      name: name of the tensor.
-      shape: its static shape.
-      dtype: its element type.
-      bytes: its size in a message.
-      has_gradient: whether its gradient, of the same size, is sent back.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    has_gradient: bool
+    name: str  # name of the tensor
+    shape: tuple[int, ...]  # its static shape
+    dtype: str  # its element type
+    bytes: int  # its size in a message
+    has_gradient: bool  # whether its gradient, of the same size, is sent back
 
 
 @dataclasses.dataclass(frozen=True)
 class StagePlan:
-    """The plan of one stage.
+    """The plan of one stage."""
 
-    Attributes:
-      first_layer: name of its first layer call.
-      last_layer: name of its last layer call; `--cut` after it reproduces this stage.
-      parameters: number of elements of its trainable variables.
-      bytes: bytes on each device of its variables, of the gradients and the optimizer state of trainable ones, and, for each
-        micro-batch, of the activations that are kept for the backward pass, including received tensors.
-      reduced_bytes: bytes of the full gradients, which are summed over replicas.
-      operations: multiplications and additions of the forward pass of a micro-batch.
-      sent: tensors that it sends to the next stage for each micro-batch.
-      forward_seconds: measured time of the forward pass of a micro-batch; None if it was not measured.
-      backward_seconds: the same of the backward pass.
-    """
-
-    first_layer: str
-    last_layer: str
-    parameters: int
+    first_layer: str  # name of its first layer call
+    last_layer: str  # name of its last layer call; `--cut` after it reproduces this stage
+    parameters: int  # number of elements of its trainable variables
+    # Bytes on each device of its variables, of the gradients and the optimizer state of trainable ones, and, for each
+    # micro-batch, of the activations that are kept for the backward pass, including received tensors.
     bytes: dict[str, int]
-    reduced_bytes: int
-    operations: int
-    sent: tuple[SentTensor, ...]
-    forward_seconds: float | None
-    backward_seconds: float | None
+    reduced_bytes: int  # bytes of the full gradients, which are summed over replicas
+    operations: int  # multiplications and additions of the forward pass of a micro-batch
+    sent: tuple[SentTensor, ...]  # tensors that it sends to the next stage for each micro-batch
+    forward_seconds: float | None  # measured time of the forward pass of a micro-batch; None if it was not measured
+    backward_seconds: float | None  # the same of the backward pass
 
     @property
     def sent_bytes(self) -> int:
@@ -81,49 +62,35 @@ class StagePlan:
 
 @dataclasses.dataclass(frozen=True)
 class SchedulePlan:
-    """The plan of one schedule.
+    """The plan of one schedule."""
 
-    Attributes:
-      schedule: as in `--pipeline_schedule`.
-      idle: fraction of the time in which processes do not compute, predicted from the costs of the stages.
-      live_micro_batches: for each process, the largest number of micro-batches whose activations it keeps at the same time.
-      process_bytes: for each process, bytes per device of variables, gradients, optimizer state, older weights and live
-        activations; of the replica with the largest part, if optimizer state is sharded over replicas.
-      older_weights_bytes: for each process, bytes of older weights, which schedules without a flush keep.
-      message_bytes: for each process, bytes that it sends to other stages in a step: activations, their gradients, and
-        gradients of shared variables.
-      step_seconds: predicted time of all micro-batches; None if stages were not measured.
-    """
-
-    schedule: str
-    idle: float
+    schedule: str  # as in `--pipeline_schedule`
+    idle: float  # fraction of the time in which processes do not compute, predicted from the costs of the stages
+    # For each process, the largest number of micro-batches whose activations it keeps at the same time.
     live_micro_batches: tuple[int, ...]
+    # For each process, bytes per device of variables, gradients, optimizer state, older weights and live activations;
+    # of the replica with the largest part, if optimizer state is sharded over replicas.
     process_bytes: tuple[int, ...]
+    # For each process, bytes of older weights, which schedules without a flush keep.
     older_weights_bytes: tuple[int, ...]
+    # For each process, bytes that it sends to other stages in a step: activations, their gradients, and gradients of
+    # shared variables.
     message_bytes: tuple[int, ...]
-    step_seconds: float | None
+    step_seconds: float | None  # predicted time of all micro-batches; None if stages were not measured
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelinePlan:
-    """The plan of a pipeline.
+    """The plan of a pipeline."""
 
-    Attributes:
-      stages: stages of the requested schedule.
-      shared: path, bytes and stages of each variable that several of these stages use.
-      optimizer_parts: for each process of the requested schedule, bytes of the optimizer state in each replica; one number if
-        it is not sharded.
-      schedules: the requested schedule and others for comparison.
-      impossible_schedules: reasons why schedules cannot be used, by name.
-      has_loops: whether there are loops, whose operations and activations are not counted.
-    """
-
-    stages: tuple[StagePlan, ...]
-    shared: list[dict[str, Any]]
+    stages: tuple[StagePlan, ...]  # stages of the requested schedule
+    shared: list[dict[str, Any]]  # path, bytes and stages of each variable that several of these stages use
+    # For each process of the requested schedule, bytes of the optimizer state in each replica; one number if it is not
+    # sharded.
     optimizer_parts: tuple[tuple[int, ...], ...]
-    schedules: tuple[SchedulePlan, ...]
-    impossible_schedules: Mapping[str, str]
-    has_loops: bool
+    schedules: tuple[SchedulePlan, ...]  # the requested schedule and others for comparison
+    impossible_schedules: Mapping[str, str]  # reasons why schedules cannot be used, by name
+    has_loops: bool  # whether there are loops, whose operations and activations are not counted
 
 
 def plan_pipeline(
@@ -133,14 +100,9 @@ def plan_pipeline(
     rows: int,
     device_bytes: Callable[[keras.Variable], int] = keras_internals.bytes_of,
 ) -> PipelinePlan:
-    """Plans a pipeline with one or more stages of a model in each process.
+    """Plans a pipeline with one or more stages of a model in each process, for micro-batches of `rows`.
 
-    Args:
-      abstract_model: functional or sequential model.
-      config: schedule, micro-batches, cut, compression and sharding.
-      grid: processes of the job.
-      rows: rows of a micro-batch.
-      device_bytes: returns the bytes of a variable on each device of a process.
+    `device_bytes` returns the bytes of a variable on each device of a process.
 
     Raises:
       InputError: the model cannot be cut in this way, the schedule cannot be used, or the state cannot be sharded.
@@ -283,9 +245,7 @@ class _Planner:
     def _parts(self, variables: Sequence[keras.Variable]) -> list[int]:
         trainable = [variable for variable in variables if variable.trainable]
         return sizes_of_parts(
-            [self.device_bytes(variable) for variable in trainable],
-            [*map(self._slot_bytes, trainable)],
-            self.shards,
+            [self.device_bytes(variable) for variable in trainable], [*map(self._slot_bytes, trainable)], self.shards
         )
 
     def _slot_bytes(self, variable: keras.Variable) -> int:

@@ -1,7 +1,6 @@
 """Evaluates and plots searches: smoothing, divergence and the suggestion of a learning rate; speed of batch sizes."""
 
 import dataclasses
-import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ import numpy as np
 
 from tfdist.errors import byte_size
 from tfdist.planning.batch_size import BatchSizes
-from tfdist.reporting.run_summary import describe_axes
+from tfdist.reporting.run_summary import describe_axes, new_figure, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,14 +97,8 @@ def divergence(losses: Sequence[float], steps: int) -> int | None:
 def smooth(losses: Sequence[float] | np.ndarray, weight: float) -> np.ndarray:
     """Returns weighted means of losses, in which a loss d steps before or after has the weight `weight` ** d.
 
-    A running mean over earlier losses only would lag by several steps, and move the suggestion up.
-
-    Args:
-      losses: finite losses by step.
-      weight: at least 0 and less than 1.
-
-    Returns:
-      [losses], float64.
+    A running mean over earlier losses only would lag by several steps, and move the suggestion up. The losses are
+    finite, and the weight is in [0, 1).
     """
     steps = np.arange(len(losses))
     weights = weight ** np.abs(steps[:, None] - steps[None, :])
@@ -113,15 +106,10 @@ def smooth(losses: Sequence[float] | np.ndarray, weight: float) -> np.ndarray:
 
 
 def learning_rates(rates: Sequence[float], losses: Sequence[float], batch_size: int) -> LearningRates:
-    """Returns the result of a search.
+    """Returns the result of a search, from the rates of all steps, and the losses of the completed ones.
 
     The suggestion is the rate of the steepest descent of the smoothed loss over the logarithm of the rate, before the lowest
     value (Smith, arXiv:1506.01186, reads it from the plot).
-
-    Args:
-      rates: learning rates of all steps, evenly spaced on a logarithmic scale.
-      losses: losses of the completed steps; diverged losses are omitted.
-      batch_size: global batch size.
     """
     end = divergence(losses, len(rates))
     valid = list(losses[:end])
@@ -148,9 +136,6 @@ def _steepest(losses: Sequence[float], smoothed: np.ndarray) -> int | None:
     if not smoothed[0] - smoothed[-1] > _MIN_DESCENT * typical_difference:
         return None
     return int(np.argmin(np.gradient(smoothed)))
-
-
-_LIGHT, _DARK, _MARK, _GRAY = "#7fb3d9", "#12598f", "#c55a11", "#888888"
 
 
 _GIB = 2**30
@@ -181,7 +166,7 @@ def plot_learning_rates(result: LearningRates) -> bytes:
         lowest = min([low, *(loss for loss in result.losses if loss <= high + margin)])
         axes.set_ylim(lowest - margin, high + 2 * margin)
     axes.legend(frameon=False)
-    return _png(figure)
+    return png(figure)
 
 
 def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
@@ -216,20 +201,11 @@ def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
     memory_axes.spines["top"].set_visible(False)
     handles = [handle for axes in (speed_axes, memory_axes) for handle in axes.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=5)
-    return _png(figure)
+    return png(figure)
 
 
 def _figure(title: str, horizontal: str, vertical: str) -> "tuple[Figure, Axes]":
-    # Imported late, because it takes 0.4 s.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.8), dpi=120, layout="constrained")
+    figure = new_figure(8, 4.8)
     axes = figure.subplots()
     describe_axes(axes, title.replace("$", r"\$"), horizontal, vertical)
     return figure, axes
-
-
-def _png(figure: "Figure") -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()

@@ -101,17 +101,11 @@ class Trial(NamedTuple):
 
 
 class TrialProgram(NamedTuple):
-    """The commands and results of a trial.
+    """The commands and results of a trial."""
 
-    Attributes:
-      command: returns the command of a rank.
-      speed: returns the examples per second, after a success.
-      failure: returns why a rank failed, or "" if only its output is known.
-    """
-
-    command: Callable[[int], Sequence[str]]
-    speed: Callable[[], float]
-    failure: Callable[[int], str] = lambda rank: ""
+    command: Callable[[int], Sequence[str]]  # returns the command of a rank
+    speed: Callable[[], float]  # returns the examples per second, after a success
+    failure: Callable[[int], str] = lambda rank: ""  # returns why a rank failed, or "" if only its output is known
 
 
 # Takes a batch size and a directory for the files of its trial.
@@ -122,23 +116,12 @@ class Trials(CapturedJobs):
     """A context that runs trials one after the other, and terminates their processes on exit."""
 
     def __init__(self, prepare: Prepare, job: Job, *, memory: int, seconds: float):
-        """Initializes the trials.
-
-        Args:
-          prepare: returns the commands and results of a trial.
-          job: the processes of a trial.
-          memory: limit of the total memory of a trial's processes, in bytes.
-          seconds: limit of the duration of a trial.
-        """
+        """The processes of a trial have at most `memory` bytes together."""
         super().__init__("tfdist-find-")
         self._prepare, self._job, self._memory, self._seconds = prepare, job, memory, seconds
 
     def __call__(self, batch_size: int) -> Trial:
-        """Tries a batch size.
-
-        Raises:
-          TrialError: a process failed for a reason other than memory.
-        """
+        """Tries a batch size; raises `TrialError` if a process failed for a reason other than memory."""
         limit = MemoryLimit(self._memory)
         stops: list[Callable[[], Stop | None]] = [limit, deadline(self._seconds)]
         with self.new_directory() as folder:

@@ -1,7 +1,6 @@
 """Plots curves.png: loss, metrics, learning rate and replica divergence over the steps of a run."""
 
 import collections
-import io
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from tfdist.coordination import Json
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.plain_reporter import format_number
 from tfdist.reporting.reporter import Reporter
-from tfdist.reporting.run_summary import best_point, describe_axes, set_integer_ticks, set_log_scale
+from tfdist.reporting.run_summary import best_point, describe_axes, new_figure, png, set_integer_ticks, set_log_scale
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.storage import AnyPath, path_of, storage_of
 
@@ -153,10 +152,9 @@ class CurvesReporter(Reporter):
             self._draw()
 
     def _draw(self) -> None:
-        png = io.BytesIO()
-        draw(self._curves, self._title, self._worker_panels).savefig(png, format="png")
+        picture = png(draw(self._curves, self._title, self._worker_panels))
         with reraise_as_write_error(self._path):
-            storage_of(self._path).replace(self._path, png.getvalue())
+            storage_of(self._path).replace(self._path, picture)
         self._last_draw_time, self._has_changed = self._clock(), False
 
 
@@ -168,12 +166,9 @@ def draw(
     `curves` are (step, value) points by name (`loss`, `learning_rate`, `replica_divergence` or a metric) and by kind of record
     (`train`, `eval`); `worker_panels` are those of the workers of parameter servers.
     """
-    # Imported late, because it takes 0.4 s.
-    from matplotlib.figure import Figure
-
     narrow_panels = [name for name in _NARROW_PANELS if name in curves]
     rows = 2 if worker_panels else 1
-    figure = Figure(figsize=(11 + 3 * len(narrow_panels), 4.2 * rows), dpi=120, layout="constrained")
+    figure = new_figure(11 + 3 * len(narrow_panels), 4.2 * rows)
     row, *worker_rows = figure.subfigures(rows, 1, squeeze=False)[:, 0]
     if worker_panels:
         worker_panels.draw(*worker_rows)

@@ -78,11 +78,7 @@ class UpdatesFile(LedgerFile):
 
 
 def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields pairs of a step number and the indices of its examples, in the order of writing.
-
-    Raises:
-      InputError: the file is not a ledger.
-    """
+    """Yields pairs of a step number and the indices of its examples, in the order of writing; raises `InputError`."""
     with storage_of(path).open(path_of(path)) as file:
 
         def numbers(position: int, count: int) -> np.ndarray:

@@ -233,11 +233,7 @@ CATALOG: dict[str, Callable[..., Reporter]] = {TENSORBOARD: _tensorboard, "mlflo
 
 
 def check_installed(loggers: Sequence[Spec]) -> None:
-    """Checks that the packages of loggers are installed, without importing them, and the arguments of known loggers.
-
-    Raises:
-      InputError: a package is missing (the message contains the command that installs it), or an argument is unknown.
-    """
+    """Raises `InputError` if a logger's package is missing, which is not imported, or an argument is unknown."""
     for spec in loggers:
         if spec.name in CATALOG:
             names = [name for name in inspect.signature(CATALOG[spec.name]).parameters if name != "run"]

@@ -167,11 +167,7 @@ class RunDirectory:
             self._storage.replace(self.metrics, b"".join(line for line, record in records if is_kept(record)))
 
     def _contents(self, path: StoragePath) -> bytes:
-        """Returns the contents of a file; empty if it does not exist.
-
-        Raises:
-          InputError: it cannot be read, or is a link or not a regular file.
-        """
+        """Returns the contents of a file, empty if it does not exist; raises `InputError` if it is no regular file."""
         try:
             return self._storage.read(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -183,11 +179,7 @@ class RunDirectory:
             ) from error
 
     def read_starts(self) -> list[dict[str, Any]]:
-        """Returns the contents of starts.jsonl; empty if it does not exist.
-
-        Raises:
-          InputError: it cannot be read, or a line is invalid.
-        """
+        """Returns the contents of starts.jsonl, empty if there is none; raises `InputError` if a line is invalid."""
         lines = self._contents(self.starts).splitlines()
         starts = [start for line in lines if (start := _json(line))]
         if len(starts) < len(lines):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import io
 import itertools
 import math
 import re
@@ -106,12 +107,7 @@ def is_higher_better(metric: str) -> bool:
 
 
 def read_run(path: StoragePath, name: str) -> RunSummary:
-    """Reads the files of a run's directory, without changing anything.
-
-    Raises:
-      InputError: it is not the directory of a run, or its starts.jsonl is damaged.
-      OSError: a file cannot be read.
-    """
+    """Reads the files of a run's directory, without changing anything; raises `InputError` if it has no run."""
     directory = RunDirectory(path)
     if not directory.is_run:
         raise InputError("it is not the directory of a run")
@@ -332,12 +328,9 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
     Each metric has a panel and each run has a color: a pale line for training, a line with markers for evaluation, and a
     star for the best evaluation. The names of the runs differ. `axis`, a key of `AXES`, is the horizontal axis.
     """
-    # Imported late, because it takes 0.4 s.
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    size = max(5.5 * len(metrics), 7.5), 4.4 + 0.22 * min(len(runs), 12)
-    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    figure = new_figure(max(5.5 * len(metrics), 7.5), 4.4 + 0.22 * min(len(runs), 12))
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         _panel(panel, runs, metric, axis)
@@ -350,6 +343,20 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize="small")
     return figure
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Returns an empty figure with a size in inches, without using a window or matplotlib's global state."""
+    from matplotlib.figure import Figure  # imported late, because it takes 0.4 s
+
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def png(figure: "Figure") -> bytes:
+    """Returns the contents of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def describe_axes(axes: "Axes", title: str, horizontal: str, vertical: str, *, is_empty: bool = False) -> None:

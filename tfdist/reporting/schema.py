@@ -120,11 +120,7 @@ def main_metrics(record: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def check_metric_names(names: Iterable[str]) -> None:
-    """Checks that no metric would overwrite a field of its record.
-
-    Raises:
-      InputError: a metric has the name of a field.
-    """
+    """Raises `InputError` if a metric has the name of a field, which it would overwrite in its record."""
     reserved_names = [name for name in names if name in FIELDS]
     if reserved_names:
         raise InputError(
@@ -151,11 +147,7 @@ def _nested_scalars(name: str, value: Json) -> Iterator[tuple[str, float]]:
 
 
 def to_json(value: object) -> Json:
-    """Converts a value of a record to JSON: numbers of any library to Python's types, NaN and inf to strings.
-
-    Raises:
-      TypeError: the type of the value has no JSON equivalent.
-    """
+    """Converts a value of a record to JSON: numbers to Python's types, NaN and inf to strings; raises `TypeError`."""
     match value:
         case None | bool() | str():
             return value
