@@ -2,11 +2,10 @@
 
 import contextlib
 import dataclasses
-import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tfdist.cluster import progress_file, terminal
 from tfdist.cluster.environment import without_sources
@@ -17,17 +16,15 @@ from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, 
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.errors import SIGNAL_OFFSET, ExitCode
 from tfdist.launcher import orders
-from tfdist.launcher.child import EVALUATOR, Child, Start, Task
+from tfdist.launcher.child import EVALUATOR, Child, Task
 from tfdist.launcher.engine_environment import ENGINES, evaluator_variables
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.order_sources import OrderSource, is_request, lost_launcher
 from tfdist.launcher.orders import Order, OrderKind, Report
-from tfdist.launcher.orphan_guard import OrphanGuard
-from tfdist.launcher.output_forwarding import Channel, Log, ProgressFiles, Screen, prefix
+from tfdist.launcher.output_forwarding import Channel, Log, Screen, prefix
 from tfdist.launcher.placement import Placement, place_processes
-from tfdist.launcher.supervision import Stop, Supervisor
+from tfdist.launcher.supervision import Host, Stop, StopCheck, Supervisor
 
-StopCheck = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
 JOB_NAME_VARIABLE = "TFDIST_LAUNCHED"  # name of the job, with its start time, for the names of its output
 _LAUNCHER_VARIABLES = (
@@ -39,29 +36,6 @@ _LAUNCHER_VARIABLES = (
     terminal.LAUNCHER_VARIABLE,
     "TFDIST_COORDINATOR",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Host:
-    """State shared by all attempts of a job on this host; see `job_runner.run` for the other attributes.
-
-    Attributes:
-      guard: kills the processes if this process is killed.
-      logs: directory of the ranks' logs.
-      progress_files: the ranks' progress files; None if progress is not needed.
-      received_signals: received signals that request the end of the job.
-    """
-
-    job: Job
-    command: Callable[[int], Sequence[str]]
-    environment: Mapping[str, str]
-    start: Start
-    guard: OrphanGuard
-    logs: pathlib.Path
-    progress_files: ProgressFiles | None
-    stops: Sequence[StopCheck]
-    received_signals: Sequence[int]
-    say: Callable[[str], None]
 
 
 def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
@@ -90,7 +64,7 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
     step, final = host.progress_files.read(ranks) if host.progress_files else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
-    return report._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
+    return report._replace(outcome=outcome, step=step, final=final, absent=timeout.absent)
 
 
 @contextlib.contextmanager
@@ -154,7 +128,7 @@ def _supervise(
     try:
         for task in tasks:
             log = stack.enter_context(contextlib.closing(Log(task.log, attempt_number)))
-            child = Child(task, host.start)
+            child = Child(task)
             children.append(child)
             host.guard.add(child.pid)
             channels += [
@@ -165,17 +139,8 @@ def _supervise(
         for child in children:
             child.reap()
         raise
-    stops = [*stops, lambda: stop_requested(host), lambda: _check_output(host, screens)]
-    supervisor = Supervisor(
-        host.job,
-        children,
-        channels,
-        launchers,
-        server,
-        stops=stops,
-        is_repeated=lambda: is_repeated_request(host),
-        say=host.say,
-    )
+    stops = [*stops, host.stop_requested, lambda: _check_output(host, screens)]
+    supervisor = Supervisor(host, children, channels, launchers, server, stops)
     try:
         outcome = supervisor.run()
         failures = orders.count_local_failures([child for child in children if child.rank != EVALUATOR], outcome)
@@ -184,20 +149,6 @@ def _supervise(
         for child in children:
             host.guard.forget(child.pid)
         host.guard.sweep()
-
-
-def stop_requested(host: Host) -> Stop | None:
-    """Returns a `Stop` if this launcher has received a signal."""
-    if not host.received_signals:
-        return None
-    name = signal.Signals(host.received_signals[0]).name
-    outcome = Outcome(SIGNAL_OFFSET + host.received_signals[0], f"ended by {name}")
-    return Stop(outcome, host.job.grace_seconds, is_requested=True)
-
-
-def is_repeated_request(host: Host) -> bool:
-    """Returns whether this launcher has received a second signal."""
-    return len(host.received_signals) > 1
 
 
 def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:

@@ -58,9 +58,8 @@ def _serve_rendezvous(placement: Placement) -> Iterator[int]:
             f"--launcher=horovod needs Horovod. Received: {error}. Run `tfdist install_horovod`."
         ) from error
     hosts = [HostInfo(_node_name(node), len(ports)) for node, ports in enumerate(placement.ports)]
-    with horovod_store.running_server(
-        placement.hosts[0], get_host_assignments(hosts, placement.size, placement.size)
-    ) as port:
+    slots = get_host_assignments(hosts, placement.size, placement.size)
+    with horovod_store.running_server(placement.hosts[0], slots) as port:
         yield port
 
 
