@@ -55,7 +55,8 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
             exposure = ENGINES[host.job.launcher].exposure
             if exposure and not host.job.servers:
                 host.say(exposure)
-        timeout = _StartTimeout(host.job.start_timeout_seconds, server)
+        absent: list[int] = []  # ranks that do not join in time
+        timeout = _start_timeout(host.job.start_timeout_seconds, server, absent)
         rejoin = _RejoinCheck(host.job, server, order.attempt)
         stops: list[StopCheck] = [*host.stops, timeout, lambda: _check_launchers(host, launchers)]
         stops += [lambda: _check_orders(host, order_source), rejoin]
@@ -64,7 +65,7 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
     step, final = host.progress_files.read(ranks) if host.progress_files else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
-    return report._replace(outcome=outcome, step=step, final=final, absent=timeout.absent)
+    return report._replace(outcome=outcome, step=step, final=final, absent=absent)
 
 
 @contextlib.contextmanager
@@ -98,11 +99,11 @@ def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str
     for rank, rank_variables in zip(placement.ranks(), variables, strict=True):
         environment = job_environment | rank_variables
         if host.progress_files:
-            environment[progress_file.VARIABLE] = str(host.progress_files.create(rank.rank))
-        if rank.rank == 0 and (columns := terminal.columns_of(sys.stderr)):
-            width = max(columns - len(prefix(rank.rank)), 1)  # the last state of a progress bar remains as a line
+            environment[progress_file.VARIABLE] = str(host.progress_files.create(rank))
+        if rank == 0 and (columns := terminal.columns_of(sys.stderr)):
+            width = max(columns - len(prefix(rank)), 1)  # the last state of a progress bar remains as a line
             environment[terminal.LAUNCHER_VARIABLE] = str(width)
-        tasks.append(Task(rank.rank, host.command(rank.rank), environment, host.logs / f"rank-{rank.rank}.log"))
+        tasks.append(Task(rank, host.command(rank), environment, host.logs / f"rank-{rank}.log"))
     if host.job.evaluator and placement.node == 0:
         environment = job_environment | evaluator_variables(placement)
         tasks.append(Task(EVALUATOR, host.command(0), environment, host.logs / "evaluator.log"))
@@ -156,33 +157,26 @@ def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
     return Stop(outcome, host.job.grace_seconds) if any(screen.is_broken for screen in screens) else None
 
 
-class _StartTimeout:
-    """A check that all ranks join the group within a time limit after the first one.
+def _start_timeout(seconds: float, server: Server | None, absent: list[int]) -> StopCheck:
+    """Returns a check that all ranks join the group within a time limit after the first one; it adds those that do not.
 
     Ranks that do not use tfdist never join the group, and have no time limit.
-
-    Attributes:
-      absent: ranks that did not join in time.
     """
+    first_join = 0.0
 
-    def __init__(self, seconds: float, server: Server | None):
-        self._seconds, self._server = seconds, server
-        self._first_join = 0.0
-        self.absent: list[int] = []
+    def check() -> Stop | None:
+        nonlocal first_join
+        missing = server.absent_ranks() if server else []
+        if not missing or not server or len(missing) == server.size:
+            return None
+        first_join = first_join or time.monotonic()
+        if time.monotonic() - first_join < seconds:
+            return None
+        absent[:] = missing
+        reason = f"{name_ranks(missing)} did not join the job's group within {seconds:g} s (--start_timeout_seconds)"
+        return Stop(Outcome(ExitCode.PEER_LOST, reason, missing[0]), is_final=False)
 
-    def __call__(self) -> Stop | None:
-        absent = self._server.absent_ranks() if self._server else []
-        if not absent or not self._server or len(absent) == self._server.size:
-            return None
-        now = time.monotonic()
-        self._first_join = self._first_join or now
-        if now - self._first_join < self._seconds:
-            return None
-        self.absent = absent
-        reason = (
-            f"{name_ranks(absent)} did not join the job's group within {self._seconds:g} s (--start_timeout_seconds)"
-        )
-        return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), is_final=False)
+    return check
 
 
 class _RejoinCheck:
