@@ -151,7 +151,14 @@ class GradientSums:
         specs = [tf.TensorSpec(x.shape, x.dtype, name) for x, name in zip(inputs, names, strict=True)]
         reducer = reducer_of(self.options.compression, specs)
         if engine().is_elastic and not is_lossless(self.options.compression):
-            inputs = _assert_same_size(inputs, collectives.size, self.options)
+            assertion = tf.debugging.assert_equal(
+                engine().count(self.options.process_set),
+                collectives.size,
+                f"{self.options.compression} was traced for {collectives.size} ranks, but the elastic job has a different "
+                "number now. Trace the tf.function again after a reset, or use hvd.Compression.none",
+            )
+            with tf.control_dependencies([] if assertion is None else [assertion]):
+                inputs = [tf.identity(tensor) for tensor in inputs]
         variables = self._variables(reducer, specs)
         state = [tf.convert_to_tensor(variable) for variable in variables]
         result = reducer.reduce(inputs, state, collectives, name=message)
@@ -218,17 +225,6 @@ def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
-
-
-def _assert_same_size(tensors: list[tf.Tensor], size: int, options: Options) -> list[tf.Tensor]:
-    assertion = tf.debugging.assert_equal(
-        engine().count(options.process_set),
-        size,
-        f"{options.compression} was traced for {size} ranks, but the elastic job has a different number now. Trace the "
-        "tf.function again after a reset, or use hvd.Compression.none",
-    )
-    with tf.control_dependencies([] if assertion is None else [assertion]):
-        return [tf.identity(tensor) for tensor in tensors]
 
 
 def _describe(gradient: Gradient) -> str:
