@@ -206,10 +206,7 @@ class _RejoinCheck:
         return Stop(outcome, self._job.grace_seconds, is_requested=True, is_final=False)
 
     def outcome(self, attempt_outcome: Outcome) -> Outcome:
-        """Returns the outcome of the attempt.
-
-        If all processes have saved as requested, the outcome is the loss, which uses up a restart.
-        """
+        """Returns the outcome of the attempt: the loss, which uses up a restart, if all processes have saved as requested."""
         if not self._lost_ranks or attempt_outcome.code != ExitCode.PREEMPTED:
             return attempt_outcome
         return Outcome(

@@ -211,7 +211,6 @@ class Supervisor:
 
     @property
     def _loss(self) -> LostMember | None:
-        """The first loss in the ranks' group."""
         return self._server.loss if self._server else None
 
     def _cause(self) -> Outcome:
