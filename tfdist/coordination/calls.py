@@ -359,7 +359,6 @@ class Connection:
             self.pending_method = ""
 
     def _open(self, seconds: float | None) -> _Channel:
-        """Returns a connection without a call."""
         with contextlib.suppress(IndexError):
             channel = self._idle.pop()
             channel.socket.settimeout(seconds)

@@ -97,7 +97,7 @@ def join(cluster: Cluster, *, start_timeout: float = 60.0, environment: Mapping[
     return wait_for_members(group, start_timeout)
 
 
-def serve_group(
+def serve_group(  # noqa: D417 - see `RemoteGroup` for the other arguments
     address: str,
     *,
     rank: int,
@@ -114,7 +114,7 @@ def serve_group(
       address: `host:port` at which the first member serves the group and the others connect.
       token: the job's token, from which the group's token is derived.
       remedy: last sentence of the error message if the first member cannot listen there.
-      addresses: see `Server`; for the other arguments, see `RemoteGroup`.
+      addresses: see `Server`.
     """
     token = group_token(token, noun, address)
     create_member = functools.partial(RemoteGroup, rank=rank, size=size, token=token, noun=noun)

@@ -296,7 +296,6 @@ class PendingOperations:
         return answers
 
     def _remove_completed(self, key: tuple[Sequence[int], str]) -> None:
-        """Removes the operations of these ranks and this name at which all members have arrived."""
         self._operations[key] = [entry for entry in self._operations[key] if self._missing(entry)]
         if not self._operations[key]:
             del self._operations[key]
@@ -595,7 +594,6 @@ class Server:
 
 
 def _ranks_of(message: Message) -> tuple[int, ...] | None:
-    """Returns the ranks of a message's subgroup; None for all members."""
     return None if message["ranks"] is None else tuple(message["ranks"])
 
 

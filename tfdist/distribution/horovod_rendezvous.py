@@ -70,8 +70,6 @@ def pmi_service(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[
 
 
 class _Service:
-    """Answers the PMI commands of one member's MPI library."""
-
     def __init__(self, group: Group, hosts: Sequence[str], seconds: float):
         self._group, self._seconds = group, seconds
         self._values = {"PMI_process_mapping": process_mapping(hosts)}
@@ -103,7 +101,6 @@ class _Service:
                 return _REPLIES.get(name, f"cmd={name} rc=-1 msg=unsupported")
 
     def _barrier(self) -> str:
-        """Waits for all members, and exchanges values with them."""
         new_values, self._new_values = self._new_values, {}
         try:
             for values in self._group.gather(f"mpi/{next(self._barriers)}", new_values, self._seconds):
@@ -180,7 +177,6 @@ def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
 
 @functools.cache
 def _mpi_library() -> ctypes.CDLL:
-    """Returns the MPI library with which Horovod was linked."""
     return ctypes.CDLL(str(pathlib.Path(hvd.__file__).with_name(f"mpi_lib{get_ext_suffix()}")))
 
 
@@ -324,11 +320,7 @@ def _knows_coordinator(cluster: Cluster) -> bool:
 
 
 def _requested_choice(communication: str, cluster: Cluster) -> Choice:
-    """Returns the requested library and the reason; the library is "auto" if `choose_library` must choose.
-
-    Raises:
-      InputError: the launcher does not support the library.
-    """
+    """Returns the requested library and the reason; the library is "auto" if `choose_library` must choose."""
     if cluster.source == "MPI":
         if communication == "gloo":
             raise InputError(

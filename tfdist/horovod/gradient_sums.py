@@ -128,7 +128,6 @@ class GradientSums:
         return totals | self._individual_totals(individual_gradients)
 
     def _individual_totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
-        """Reduces each gradient separately, for operations and shapes that buckets do not support."""
         options, factor, totals = self.options, self.options.gradient_predivide_factor, {}
         arguments: dict[str, Any] = {"op": options.op, "compression": options.compression}
         arguments |= {"prescale_factor": 1.0 / factor, "postscale_factor": factor, "process_set": options.process_set}
@@ -207,11 +206,7 @@ class GradientSums:
 
 
 def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
-    """Returns the names of the gradients on the first rank; layers may have other names or numbers on other ranks.
-
-    Raises:
-      InputError: dtypes, shapes or the order of names differ; raised on every rank.
-    """
+    """Returns the names of the gradients on the first rank; layers may have other names or numbers on other ranks."""
     group, names = current_engine.group, list(plan)
     if group.all_equal("horovod/gradients", list(plan.items()), _PLAN_SECONDS):
         return names
