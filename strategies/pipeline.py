@@ -13,8 +13,8 @@ from tfdist.config.layouts import parse_grid, parse_layout
 from tfdist.config.pipeline import check_axis_model, check_without_flush
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
-from tfdist.distribution.strategy import Variables
 from tfdist.distribution.sharded_optimizer import optimizer_shards
+from tfdist.distribution.strategy import Variables
 from tfdist.errors import InputError
 from tfdist.layers.mesh_layouts import MeshLayouts
 from tfdist.pipelining.activation_compression import METHODS
