@@ -58,7 +58,7 @@ class Pipelined:
         import keras
 
         import tfdist
-        from tfdist.collectives.no_communication import NoCommunication
+        from tfdist.collectives import NoCommunication
         from tfdist.pipelining.schedule_catalog import make_schedule
 
         strategy.schedule = make_schedule(schedule, strategy.grid.stages, micro_batches)

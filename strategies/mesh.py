@@ -30,7 +30,7 @@ from tfdist.distribution.dtensor_variables import (
     place_batch,
 )
 from tfdist.distribution.mesh_checks import reject_calls_outside_programs, reject_unsafe_operations
-from tfdist.distribution.strategy import State, Strategy
+from tfdist.distribution.strategy import LossFunction, LossGradients, State, Strategy, Variables
 from tfdist.distribution.variable_layouts import dims_of_uninitialized, is_gathered_per_call, placement
 from tfdist.layers.mesh_layouts import MeshLayouts, apply_update, placement_of, relayout_gradient
 from tfdist.layers.recompute import rematerialize
@@ -183,9 +183,7 @@ class MeshOfDevices(Strategy):
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         return map(lambda batch: self.per_replica([batch]), make_dataset(self.local_replicas, self.replicas))
 
-    def gradients(
-        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
-    ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
+    def gradients(self, loss_fn: LossFunction, variables: Variables, *batch: Any) -> LossGradients:
         stored_values = [keras_internals.value_of(variable) for variable in variables]
         with tf.GradientTape() as tape, self.layouts.compute_layouts(variables):
             tape.watch(stored_values)
@@ -195,14 +193,11 @@ class MeshOfDevices(Strategy):
         return [g if g is None else self._lay_out_gradient(g, placement_of(v)) for g, v in pairs], loss, auxiliary
 
     def _lay_out_gradient(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """Returns a gradient from the backward pass in its stored layout."""
         if placement.is_gathered:  # the layer's backward pass has sharded it
             return self.devices.relayout(gradient, placement.gradient)
         return relayout_gradient(self.devices, gradient, placement)
 
-    def apply(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
+    def apply(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Variables) -> None:
         apply_update(self.devices, optimizer, gradients, variables)
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:

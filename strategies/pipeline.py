@@ -14,6 +14,7 @@ from tfdist.config.pipeline import check_axis_model, check_without_flush
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
 from tfdist.distribution.sharded_optimizer import optimizer_shards
+from tfdist.distribution.strategy import Variables
 from tfdist.errors import InputError
 from tfdist.layers.mesh_layouts import MeshLayouts
 from tfdist.pipelining.activation_compression import METHODS
@@ -122,9 +123,7 @@ class Pipeline(HasStages):
         """See base class. Synchronizes the replicas of this stage."""
         synchronize_replicas(self, variables)
 
-    def apply(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
+    def apply(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Variables) -> None:
         if self.stage_devices is None:
             super().apply(optimizer, gradients, variables)
             return

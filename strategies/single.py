@@ -1,6 +1,6 @@
 """One process with one replica, without tf.distribute: the reference for all other strategies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.coordination import Group
-from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.strategy import LossFunction, LossGradients, Strategy, Variables
 from tfdist.parameter_server.embedding_tables import LocalRows
 
 
@@ -27,9 +27,7 @@ class Single(Strategy):
         self.collectives = OneReplica()
         self.optimizer_shards = self._keyed_rows = LocalRows(self)
 
-    def gradients(
-        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
-    ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
+    def gradients(self, loss_fn: LossFunction, variables: Variables, *batch: Any) -> LossGradients:
         with self._keyed_rows.rows_in_step(variables, *batch):
             return super().gradients(loss_fn, variables, *batch)
 

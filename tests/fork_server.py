@@ -33,7 +33,7 @@ from typing import BinaryIO
 import numpy as np
 
 from tfdist.cluster import exit_status
-from tfdist.launcher import job_runner
+from tfdist.launcher import child
 from tfdist.launcher.child import NewProcess
 
 _READ_BY_IMPORTS = re.compile(r"KERAS|PYTHON|LD_|XLA_|OMP_|OPENBLAS_|MKL_|MPL|TFDS|HOME$|PATH$|TF_(?!CONFIG|NUM_|CPP_)")
@@ -243,7 +243,7 @@ def _fork_ranks(launcher: list[str]) -> list[str]:
             return _ask(ours, command, environment, [out, err], "")
         return NewProcess(command, environment, out, err)
 
-    job_runner.run.__kwdefaults__["start"] = start
+    child.NewProcess = start  # type: ignore[assignment, misc]
     return launcher
 
 

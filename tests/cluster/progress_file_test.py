@@ -12,14 +12,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.waits]
 def test_a_note_outlives_the_process(tmp_path):
     path = tmp_path / "note"
     progress_file.create(path)
-    assert progress_file.read(path) is None
+    assert progress_file.read(path) == (None, False)
     code = (
         "import os\nfrom tfdist.cluster.progress_file import ProgressFile\nnotes = ProgressFile()\n"
         "for step in (5, 10**12, 7): notes.note(step)\nos.kill(os.getpid(), 9)"
     )
     environment = os.environ | {progress_file.VARIABLE: str(path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=300).returncode == -9
-    assert progress_file.read(path) == 7
+    assert progress_file.read(path) == (7, False)
 
 
 @pytest.mark.parametrize("environment", [{}, {progress_file.VARIABLE: "/nowhere/rank-0"}])  # deleted meanwhile
@@ -35,12 +35,12 @@ def test_a_process_forbids_that_it_is_started_again_until_the_next_one_is(tmp_pa
     progress_file.create(path)
     notes = progress_file.ProgressFile(environment)
     notes.note(10**19)
-    assert not progress_file.forbids_restart(path)
+    assert progress_file.read(path) == (10**19, False)
     progress_file.forbid_restart(environment)
     notes.note(7)
-    assert progress_file.forbids_restart(path) and progress_file.read(path) == 7
+    assert progress_file.read(path) == (7, True)
     place = path.stat().st_ino
     progress_file.create(path)
-    assert not progress_file.forbids_restart(path) and progress_file.read(path) is None
+    assert progress_file.read(path) == (None, False)
     assert path.stat().st_ino == place  # it needs no room
     progress_file.forbid_restart({})  # no launcher needs it

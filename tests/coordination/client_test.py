@@ -13,7 +13,7 @@ from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import LostMember, RemoteGroup, Server
 from tfdist.coordination.group import LAUNCHER, NO_GOODBYE
 from tfdist.coordination.job_token import LOOPBACK, listen
-from tfdist.coordination.messages import create_challenge, encode
+from tfdist.coordination.messages import Session, encode
 from tfdist.errors import InputError, PeerLostError
 from tfdist.launcher.placement import free_ports
 
@@ -48,8 +48,9 @@ class Scripted:
                 drip(self.connection)
             if not self.messages:
                 return
-            challenge, session = create_challenge("t", hello)
-            self.connection.sendall(encode(challenge))
+            challenge = encode({"type": "challenge", "nonce": "1"})
+            session = Session("t", hello, challenge[:-1], is_server=True)
+            self.connection.sendall(challenge)
             assert json.loads(session.unseal(next(lines)[:-1])) == {"type": "join"}
             self.connection.sendall(b"".join(session.seal(encode(message)) for message in self.messages))
             for line in lines:

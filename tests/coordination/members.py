@@ -8,6 +8,7 @@ from typing import Any
 from tests.waiting import DEADLINE
 from tfdist.coordination import RemoteGroup, Server
 from tfdist.coordination.job_token import listen
+from tfdist.coordination.server import HEARTBEAT_SECONDS, LOST_AFTER_SECONDS
 from tfdist.errors import InputError, PeerLostError
 
 TOKEN = "the job's token"
@@ -16,9 +17,10 @@ TOKEN = "the job's token"
 class Job:
     """A server and its members."""
 
-    def __init__(self, size: int, **server: Any):
+    def __init__(self, size: int, heartbeat: float = HEARTBEAT_SECONDS, lost_after: float = LOST_AFTER_SECONDS):
         self.size = size
-        self.server = Server(listen("127.0.0.1:0", ""), size=size, token=TOKEN, **server)
+        self.server = Server(listen("127.0.0.1:0", ""), size=size, token=TOKEN)
+        self.server._heartbeat, self.server._lost_after = heartbeat, lost_after
         self.members: dict[int, RemoteGroup] = {}
         self._pool = ThreadPoolExecutor(max_workers=32)
 

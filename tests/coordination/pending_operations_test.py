@@ -6,8 +6,13 @@ from hypothesis import strategies as st
 from tfdist.coordination.server import PendingOperations
 
 
-def add(rounds, rank, ticket, name="x", value=None, deadline=10.0, now=0.0):
-    return [(answer.rank, answer.message) for answer in rounds.add(rank, ticket, name, value, deadline, now)]
+def call(rounds, rank, ticket, name="x", value=None, deadline=10.0, now=0.0, place="", ranks=None):
+    message = {"ticket": ticket, "name": name, "value": value, "deadline": deadline, "place": place, "ranks": ranks}
+    return rounds.add(rank, message, now)
+
+
+def add(*arguments, **options):
+    return [(answer.rank, answer.message) for answer in call(*arguments, **options)]
 
 
 def test_a_member_that_is_ahead_opens_the_names_next_round():
@@ -36,9 +41,9 @@ def test_the_shortest_deadline_fails_the_round_for_all_and_for_those_who_come_la
 
 def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
     rounds = PendingOperations(2)
-    rounds.add(0, 1, "fit", None, 600.0, 0.0, "train.py, line 3")
+    call(rounds, 0, 1, "fit", None, 600.0, 0.0, "train.py, line 3")
     assert rounds.expire(100.0) == []  # rank 1 may still arrive
-    rounds.add(1, 1, "end", None, 600.0, 100.0, "train.py, line 9")
+    call(rounds, 1, 1, "end", None, 600.0, 100.0, "train.py, line 9")
     assert rounds.expire(109.0) == []
     answers = rounds.expire(110.0)
     assert {answer.rank for answer in answers} == {0, 1}
@@ -49,22 +54,22 @@ def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
 
 def test_a_thread_that_waits_beside_the_main_one_is_no_standstill():
     rounds = PendingOperations(2)
-    rounds.add(0, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
-    rounds.add(1, 1, "meeting", None, math.inf, 0.0, "")
+    call(rounds, 0, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
+    call(rounds, 1, 1, "meeting", None, math.inf, 0.0, "")
     assert rounds.expire(1000.0) == []
 
 
 def test_a_round_that_completes_ends_the_standstill():
     rounds = PendingOperations(2)
-    rounds.add(0, 1, "fit", None, math.inf, 0.0, "here")
-    rounds.add(1, 1, "saved", None, math.inf, 0.0, "there")
-    rounds.add(0, 2, "saved", None, math.inf, 5.0, "")  # another thread of rank 0
+    call(rounds, 0, 1, "fit", None, math.inf, 0.0, "here")
+    call(rounds, 1, 1, "saved", None, math.inf, 0.0, "there")
+    call(rounds, 0, 2, "saved", None, math.inf, 5.0, "")  # another thread of rank 0
     assert rounds.expire(1000.0) == []
 
 
 def test_who_waits_long_is_told_once_for_whom():
     rounds = PendingOperations(3)
-    rounds.add(1, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
+    call(rounds, 1, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
     assert rounds.overdue_notices(19.0) == []
     (answer,) = rounds.overdue_notices(20.0)
     assert answer.rank == 1
@@ -75,27 +80,27 @@ def test_who_waits_long_is_told_once_for_whom():
 def test_a_rank_that_waits_for_some_that_stand_still_is_told_with_them():
     for began, told in ((5.0, [0, 1]), (0.0, [0, 1, 3])):  # first, rank 3 has only waited for 5 s
         rounds = PendingOperations(4)
-        rounds.add(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
-        rounds.add(1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
-        rounds.add(3, 1, "end", None, math.inf, began, "c")
+        call(rounds, 0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
+        call(rounds, 1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
+        call(rounds, 3, 1, "end", None, math.inf, began, "c")
         assert [answer.rank for answer in rounds.expire(10.0)] == told
 
 
 def test_progress_elsewhere_does_not_hide_a_standstill():
     rounds = PendingOperations(4)
-    rounds.add(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
-    rounds.add(1, 1, "y", None, math.inf, 0.0, "b", (0, 1))
+    call(rounds, 0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
+    call(rounds, 1, 1, "y", None, math.inf, 0.0, "b", (0, 1))
     for second in range(1, 10):
         for rank in (2, 3):
-            rounds.add(rank, second, "step", None, math.inf, float(second), "c", (2, 3))
+            call(rounds, rank, second, "step", None, math.inf, float(second), "c", (2, 3))
         assert rounds.expire(float(second)) == []
     assert {answer.rank for answer in rounds.expire(10.0)} == {0, 1}
 
 
 def test_a_lost_rank_fails_operations_at_which_it_has_arrived_too():
     rounds = PendingOperations(3)
-    rounds.add(2, 1, "x", None, math.inf, 0.0)
-    rounds.add(0, 1, "x", None, math.inf, 0.0)
+    call(rounds, 2, 1, "x", None, math.inf, 0.0)
+    call(rounds, 0, 1, "x", None, math.inf, 0.0)
     assert {answer.rank for answer in rounds.record_member_loss(2, "rank 2 is lost: unplugged")} == {0, 2}
     assert "rank 2 is lost" in add(rounds, 1, 1)[0][1]["failure"]
 
@@ -118,7 +123,7 @@ def test_operations_of_any_subgroups_in_any_interleaving(operations, random, in_
         waits.add(rank)
         number = calls[rank].pop(0)
         ranks, name = operations[number]
-        for answer in rounds.add(rank, number, name, number, math.inf, 0.0, "here", ranks):
+        for answer in call(rounds, rank, number, name, number, math.inf, 0.0, "here", ranks):
             received[answer.rank].append((answer.message["ticket"], answer.message["values"]))
             waits.remove(answer.rank)
         assert not (in_one_order and rounds._find_deadlocks())

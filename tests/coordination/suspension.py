@@ -1,13 +1,11 @@
 """A thread that is suspended, as by SIGSTOP: its clock shows it, and no test has to wait for it."""
 
-import functools
 import selectors
 import time
 
 import pytest
 
 from tests.waiting import wait_for
-from tfdist.coordination.client import Liveness
 
 
 class Suspension:
@@ -31,7 +29,6 @@ class Suspension:
 
         monkeypatch.setattr(selectors, "DefaultSelector", Selector)
         monkeypatch.setattr(f"{module}.time", self)
-        monkeypatch.setattr(f"{module}.Liveness", functools.partial(Liveness, clock=self.monotonic), raising=False)
 
     def monotonic(self) -> float:
         return time.monotonic() + self._passed

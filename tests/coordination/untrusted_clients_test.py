@@ -52,7 +52,7 @@ def is_closed(sock):
 
 
 def test_whoever_drips_is_closed_at_a_fixed_time(job, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.server.HELLO_SECONDS", 1.0)
+    monkeypatch.setattr("tfdist.coordination.messages.HELLO_SECONDS", 1.0)
     two = job(2, heartbeat=0.1)
     began = time.monotonic()
     with socket.create_connection(split_address(two.server.address)) as sock:
@@ -62,7 +62,7 @@ def test_whoever_drips_is_closed_at_a_fixed_time(job, monkeypatch):
 
 
 def test_untrusted_clients_are_limited_in_number_and_a_member_still_joins(job, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.server.MAX_UNAUTHENTICATED", 8)
+    monkeypatch.setattr("tfdist.coordination.messages.MAX_UNAUTHENTICATED", 8)
     two = job(2, members=False)
     with contextlib.ExitStack() as stack:
         address = split_address(two.server.address)

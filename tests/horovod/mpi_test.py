@@ -18,6 +18,7 @@ from tests.horovod.jobs import launched
 pytestmark = pytest.mark.processes
 
 BIN = pathlib.Path(sys.executable).parent
+MPI = {"TFDIST_COMMUNICATION": "mpi"}
 CYCLE = {"HOROVOD_CYCLE_TIME": "0.7"}
 NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 PROGRAM = """
@@ -54,31 +55,23 @@ def in_an_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Pat
     ],
 )
 def test_programs_use_mpi_if_the_environment_says_so(launcher: str, chosen: dict[str, str], cycle: str) -> None:
-    with processes.job(
-        launched(["-c", PROGRAM], launcher=launcher), 1, {"TFDIST_COMMUNICATION": "mpi", **chosen}
-    ) as job:
-        [end] = job.wait(300)
-    assert end.code == 0, end.output
+    [output] = processes.finish(launched(["-c", PROGRAM], launcher=launcher), environment={**MPI, **chosen})
     for rank in range(2):
-        said = re.findall(rf"^\[{rank}\] ranks (.*)$", end.output, re.MULTILINE)
+        said = re.findall(rf"^\[{rank}\] ranks (.*)$", output, re.MULTILINE)
         assert said == [f"{rank} 2 {rank} mpi True sum 3.0"] * 2  # also after a second start
-    assert re.findall(r"^\[\d\] leaves (.*)$", end.output, re.MULTILINE) == ["[]"] * 2
-    assert re.findall(r"^\[\d\] cycle (.*)$", end.output, re.MULTILINE) == [cycle] * 2
+    assert re.findall(r"^\[\d\] leaves (.*)$", output, re.MULTILINE) == ["[]"] * 2
+    assert re.findall(r"^\[\d\] cycle (.*)$", output, re.MULTILINE) == [cycle] * 2
 
 
 def test_a_killed_rank_ends_the_job_although_the_others_poll_for_it() -> None:
-    with processes.job(
-        launched(["-c", PROGRAM, "killed"], launcher="tensorflow"), 1, {"TFDIST_COMMUNICATION": "mpi"}
-    ) as job:
-        [end] = job.wait(300)
-    assert end.code == 137, end.output
-    assert "tfdist launch: rank 1 ended with code 137 (killed by SIGKILL)" in end.output
+    [output] = processes.finish(launched(["-c", PROGRAM, "killed"], launcher="tensorflow"), environment=MPI, code=137)
+    assert "tfdist launch: rank 1 ended with code 137 (killed by SIGKILL)" in output
 
 
 def test_a_lost_rank_ends_the_others_without_a_launcher() -> None:
     config = '{"cluster": {"worker": ["%s", "%s"]}, "task": {"type": "worker", "index": {rank}}}'
     coordinator, *workers = processes.free_addresses(3)
-    variables = {"TFDIST_COMMUNICATION": "mpi", "TFDIST_COORDINATOR": coordinator}
+    variables = {**MPI, "TFDIST_COORDINATOR": coordinator}
     command = ["env", f"TF_CONFIG={config % tuple(workers)}", sys.executable, "-c", PROGRAM, "killed"]
     with processes.job(command, 2, variables) as job:
         first, second = job.wait(300)
@@ -114,31 +107,25 @@ def unwrapped(text: str) -> str:
 def test_auto_takes_mpi_if_the_ranks_have_cores_for_it_and_says_so() -> None:
     expected = r"Horovod uses MPICH [\d.]+, because all ranks are on one host, with 2 cores each\."
     train = launched(["-c", ON_CORES, "--steps=4", "--output_dir=run"])
-    with processes.job(train, 1, {"TFDIST_COMMUNICATION": "", "CUDA_VISIBLE_DEVICES": ""}) as job:
-        [end] = job.wait(300)
-    assert end.code == 0, end.output
-    assert re.search(rf"Horovod says that this is rank 0 of 2\. {expected[:-2]}$", unwrapped(end.output), re.MULTILINE)
+    [output] = processes.finish(train, environment={"TFDIST_COMMUNICATION": "", "CUDA_VISIBLE_DEVICES": ""})
+    assert re.search(rf"Horovod says that this is rank 0 of 2\. {expected[:-2]}$", unwrapped(output), re.MULTILINE)
     assert re.fullmatch(expected, json.loads(pathlib.Path("run/environment.json").read_text())["communication"])
 
 
 def test_processes_of_mpirun_train_over_mpi() -> None:
     train = ("-m", "tfdist.train", "--strategy=horovod", "--steps=4", "--output_dir=run")
-    with processes.job([str(BIN / "mpirun"), "-n", "2", sys.executable, *train], 1) as job:
-        [end] = job.wait(300)
-    assert end.code == 0, end.output
-    assert "MPI says that this is rank 0 of 2." in end.output and "run ended: done" in end.output
+    [output] = processes.finish([str(BIN / "mpirun"), "-n", "2", sys.executable, *train])
+    assert "MPI says that this is rank 0 of 2." in output and "run ended: done" in output
 
 
 def test_processes_of_another_librarys_mpirun_do_not_train_alone() -> None:
     """MPICH would abort under Open MPI's."""
     numbers = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(NUMBERS, ("0", "2", "0", "2"), strict=True)}
     train = ("-m", "tfdist.train", "--strategy=horovod", "--steps=4", "--output_dir=run")
-    with processes.job([sys.executable, *train], 1, numbers) as job:
-        [end] = job.wait(300)
-    assert end.code == 2, end.output
-    assert re.search(
-        r"Received: Open MPI's, and Horovod with MPICH [\d.]+\. Use that library's mpirun, or", end.output
-    ), end.output
+    [output] = processes.finish([sys.executable, *train], environment=numbers, code=2)
+    assert re.search(r"Received: Open MPI's, and Horovod with MPICH [\d.]+\. Use that library's mpirun, or", output), (
+        output
+    )
 
 
 def test_a_job_of_horovodrun_is_not_started_over_mpi_by_a_flag() -> None:
@@ -152,7 +139,7 @@ def test_a_job_of_horovodrun_is_not_started_over_mpi_by_a_flag() -> None:
 def test_horovodrun_starts_jobs_over_mpi() -> None:
     train = ("-m", "tfdist.train", "--strategy=horovod", "--steps=4", "--output_dir=run")
     path = {"PATH": f"{BIN}:{os.environ['PATH']}"}  # of mpirun
-    with processes.job([str(BIN / "horovodrun"), "--mpi", "-np", "2", sys.executable, *train], 1, path) as job:
-        [end] = job.wait(300)
-    assert end.code == 0, end.output
-    assert re.search(r"is rank 0 of 2\. Horovod uses MPICH [\d.]+, because mpirun started", unwrapped(end.output))
+    [output] = processes.finish(
+        [str(BIN / "horovodrun"), "--mpi", "-np", "2", sys.executable, *train], environment=path
+    )
+    assert re.search(r"is rank 0 of 2\. Horovod uses MPICH [\d.]+, because mpirun started", unwrapped(output))

@@ -15,11 +15,11 @@ import pytest
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.launcher import job_runner
-from tfdist.launcher.attempt import Host, _check_orders, _supervise
-from tfdist.launcher.child import NewProcess, Task
+from tfdist.launcher.attempt import _check_orders, _supervise
+from tfdist.launcher.child import Task
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report
-from tfdist.launcher.supervision import Stop
+from tfdist.launcher.supervision import Host, Stop
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -44,7 +44,7 @@ class Desk:
 
 
 def host(guard: object = None, memory: object = None, arrived: Sequence[int] = ()) -> Host:
-    return Host(Job(), cast(Any, None), {}, NewProcess, cast(Any, guard), cast(Any, memory), None, (), arrived, print)
+    return Host(Job(), cast(Any, None), {}, cast(Any, guard), cast(Any, memory), None, (), arrived, print)
 
 
 def until_over(order_source: Desk, arrived: list[int]) -> Outcome:

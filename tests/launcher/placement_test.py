@@ -19,24 +19,33 @@ from tfdist.launcher.placement import Placement, place_processes, reachable_addr
 UNEVEN = Placement(1, ("a", "::1"), ((1, 2, 3), (4,)))
 
 
-def numbers(one):
-    return one.rank, one.size, one.local_rank, one.local_size, one.cross_rank, one.cross_size
+NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
 
-def test_ranks_are_numbered_node_by_node():
+def numbers(node, hosts, ports):
+    """Returns the numbers of each rank of a node, as Horovod gets them."""
+    placement = Placement(node, hosts, ports)
+    variables = [ENGINES["horovod"].variables(placement, 7, rank) for rank in placement.ranks()]
+    return [tuple(int(one[f"HOROVOD_{name.upper()}"]) for name in NUMBERS) for one in variables]
+
+
+def test_ranks_are_numbered_node_by_node(monkeypatch):
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
     assert UNEVEN.size == 4
     assert UNEVEN.addresses == ("a:1", "a:2", "a:3", "[::1]:4")
-    assert [numbers(rank) for rank in UNEVEN.ranks()] == [(3, 4, 0, 1, 1, 2)]
-    assert numbers(Placement(0, UNEVEN.hosts, UNEVEN.ports).ranks()[2]) == (2, 4, 2, 3, 0, 1)
+    assert numbers(1, UNEVEN.hosts, UNEVEN.ports) == [(3, 4, 0, 1, 1, 2)]
+    assert numbers(0, UNEVEN.hosts, UNEVEN.ports)[2] == (2, 4, 2, 3, 0, 1)
 
 
-def test_horovod_numbers_them_alike():
+def test_horovod_numbers_them_alike(monkeypatch):
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
     hosts = pytest.importorskip("horovod.runner.common.util.hosts")
     counts = (2, 3, 1)
     infos = [hosts.HostInfo(f"node-{node}", count) for node, count in enumerate(counts)]
     ports = tuple(tuple(range(count)) for count in counts)
-    ours = [numbers(rank) for node in range(3) for rank in Placement(node, ("a", "b", "c"), ports).ranks()]
-    assert ours == [numbers(slot) for slot in hosts.get_host_assignments(infos, 6, 6)]
+    slots = hosts.get_host_assignments(infos, 6, 6)
+    expected = [tuple(getattr(slot, name) for name in NUMBERS) for slot in slots]
+    assert [one for node in range(3) for one in numbers(node, ("a", "b", "c"), ports)] == expected
 
 
 def test_one_node_stays_on_the_loopback():

@@ -131,7 +131,7 @@ def test_whoever_stays_connected_does_not_hold_up_the_end(is_guest, monkeypatch)
     with socket.create_connection(split_address(opened.address)):
         connection = Connection(opened.address, "token", "server")
         if is_guest:
-            connection.call("report", orders.encode_report(Report(Outcome(0))))
+            connection.call("report", orders.encode(Report(Outcome(0))))
         opened.finish()
         began = time.monotonic()
         with opened.rendezvous_server:

@@ -98,11 +98,9 @@ TASKS = {
 def test_a_run_of_two_workers_equals_that_of_one_device_or_its_updates_made_again(task, staleness, tmp_path):
     verify = ["-m", "tfdist.verify", "--strategy=parameter_server", f"--staleness={staleness}"]
     flags = [*TASKS[task], "--steps=20", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
-    with processes.job(launched([*verify, *flags], tmp_path), 1, processes.ONE_THREAD) as job:
-        [end] = job.wait(120)
-    assert end.code == 0, end.output
-    assert ("One device makes the same updates" in end.output) == (staleness != "sync")
-    assert "Replicas are equal bit for bit" in end.output
+    [output] = processes.finish(launched([*verify, *flags], tmp_path), environment=processes.ONE_THREAD, seconds=120)
+    assert ("One device makes the same updates" in output) == (staleness != "sync")
+    assert "Replicas are equal bit for bit" in output
 
 
 SCHEDULERS = {
@@ -147,11 +145,11 @@ SHARED = ["--model=mlp", "--dataset=digits", "--steps=20", "--float64", "--optim
 def test_updates_from_shares_of_three_workers_equal_those_made_again(staleness, more, change, code, tmp_path):
     program = f"{change}\nimport runpy; runpy.run_module('tfdist.verify', run_name='__main__')"
     verify = ["-c", program, "--strategy=parameter_server", f"--staleness={staleness}", *SHARED, *more]
-    with processes.job(launched(verify, tmp_path, workers=3), 1, processes.ONE_THREAD) as job:
-        [end] = job.wait(120)
-    assert end.code == code, end.output
-    assert "One device makes the same updates" in end.output and ("NOT EQUAL" in end.output) == bool(code)
-    assert "up to 2 updates old" in end.output or "rows were dropped" in end.output
+    [output] = processes.finish(
+        launched(verify, tmp_path, workers=3), environment=processes.ONE_THREAD, code=code, seconds=120
+    )
+    assert "One device makes the same updates" in output and ("NOT EQUAL" in output) == bool(code)
+    assert "up to 2 updates old" in output or "rows were dropped" in output
 
 
 @pytest.mark.processes

@@ -31,7 +31,9 @@ def bind_to_share(local_rank: int, local_size: int, *, assigned: bool = False) -
     available = frozenset(os.sched_getaffinity(0))
     cores = cores_per_process(local_size, assigned=assigned)
     if available not in _CORES_BY_BINDING and len(available) == os.cpu_count() and local_size <= len(available):
-        binding = frozenset(core_share(sorted(available, key=_sort_key), local_rank, local_size))
+        ordered = sorted(available, key=_sort_key)
+        start, end = (rank * len(ordered) // local_size for rank in (local_rank, local_rank + 1))
+        binding = frozenset(ordered[start:end])
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, binding)
             _CORES_BY_BINDING[binding] = cores
@@ -55,12 +57,6 @@ def cpu_quota() -> float:
         return int(quota) / int(period)
     except (OSError, ValueError):  # "max" instead of a number, or no cgroup v2
         return math.inf
-
-
-def core_share(cores: list[int], local_rank: int, local_size: int) -> list[int]:
-    """Returns a rank's share of the cores: contiguous, and disjoint from other ranks' shares."""
-    start, end = (rank * len(cores) // local_size for rank in (local_rank, local_rank + 1))
-    return cores[start:end]
 
 
 def _sort_key(core: int) -> tuple[int, ...]:

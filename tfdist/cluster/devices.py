@@ -23,10 +23,22 @@ def local_device_names(count: int) -> list[str]:
       InputError: there are fewer devices, or TensorFlow was already initialized with fewer logical CPU devices.
     """
     check_available(count)
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        return _logical_cpus(max(count, 1))
-    return [f"GPU:{i}" for i in range(count or len(gpus))]
+    if gpus := tf.config.list_physical_devices("GPU"):
+        return [f"GPU:{i}" for i in range(count or len(gpus))]
+    count = max(count, 1)
+    [cpu, *_] = tf.config.list_physical_devices("CPU")
+    devices = tf.config.get_logical_device_configuration(cpu) or [None]
+    if len(devices) < count:
+        try:
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+            allow_waiting(count)
+        except (RuntimeError, ValueError):
+            raise InputError(
+                f"Logical CPU devices are created when TensorFlow starts. Received: devices={count}, after "
+                f"TensorFlow has started with {len(devices)}. Load the strategy before anything else uses TensorFlow, "
+                "including tfdist.data.load."
+            ) from None
+    return [f"CPU:{i}" for i in range(count)]
 
 
 def check_available(count: int) -> None:
@@ -94,19 +106,3 @@ def use_one_gpu(local_rank: int) -> None:
         )
     tf.config.set_visible_devices(gpus[local_rank], "GPU")
     tf.config.experimental.set_memory_growth(gpus[local_rank], True)
-
-
-def _logical_cpus(count: int) -> list[str]:
-    [cpu, *_] = tf.config.list_physical_devices("CPU")
-    devices = tf.config.get_logical_device_configuration(cpu) or [None]
-    if len(devices) < count:
-        try:
-            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-            allow_waiting(count)
-        except (RuntimeError, ValueError):
-            raise InputError(
-                f"Logical CPU devices are created when TensorFlow starts. Received: devices={count}, after "
-                f"TensorFlow has started with {len(devices)}. Load the strategy before anything else uses TensorFlow, "
-                "including tfdist.data.load."
-            ) from None
-    return [f"CPU:{i}" for i in range(count)]

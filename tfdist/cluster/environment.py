@@ -42,6 +42,7 @@ def expand_counts(text: str) -> list[int]:
 Environment = Mapping[str, str]
 
 HOROVOD_LAUNCHERS = ("Horovod", "MPI")  # sources with which `--strategy=auto` selects Horovod
+_NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 CONTROL_PORT = 12000  # of pods, which do not share their ports
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # of Slurm's own steps, such as batch scripts and interactive shells
 _SOURCE_VARIABLES = re.compile(
@@ -94,9 +95,7 @@ def from_horovod(env: Environment) -> Cluster | None:
     """Reads horovodrun's variables: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE."""
     if not {"HOROVOD_RANK", "HOROVOD_SIZE"} & env.keys():
         return None
-    return _cluster_from_variables(
-        env, "Horovod", *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    )
+    return _cluster_from_variables(env, "Horovod", *(f"HOROVOD_{name}" for name in _NUMBERS))
 
 
 def from_mpi(env: Environment) -> Cluster | None:
@@ -105,9 +104,7 @@ def from_mpi(env: Environment) -> Cluster | None:
     Inside a Slurm step, PMI_* without MPI_LOCALRANKID comes from srun's PMI plugin instead of mpirun.
     """
     if "OMPI_COMM_WORLD_RANK" in env:
-        return _cluster_from_variables(
-            env, "MPI", *(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-        )
+        return _cluster_from_variables(env, "MPI", *(f"OMPI_COMM_WORLD_{name}" for name in _NUMBERS))
     if "PMI_RANK" not in env or ("MPI_LOCALRANKID" not in env and "SLURM_STEP_ID" in env):
         return None
     return _cluster_from_variables(env, "MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")

@@ -27,7 +27,13 @@ def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     Args:
       on_notice: called once, from another thread, with the name of the notice; must return quickly.
     """
-    if not _is_compute_engine():
+    try:
+        is_compute_engine = "GCE_METADATA_IP" in os.environ or "Google Compute Engine" in _PRODUCT.read_text(
+            "ascii", "replace"
+        )
+    except OSError:
+        is_compute_engine = False
+    if not is_compute_engine:
         yield
         return
     ended = threading.Event()
@@ -37,15 +43,6 @@ def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         ended.set()
-
-
-def _is_compute_engine() -> bool:
-    if "GCE_METADATA_IP" in os.environ:
-        return True
-    try:
-        return "Google Compute Engine" in _PRODUCT.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
 
 
 def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:

@@ -49,12 +49,8 @@ def create(path: pathlib.Path) -> None:
         os.close(file)
 
 
-def read(path: pathlib.Path) -> int | None:
-    """Returns the last recorded step, or None."""
-    text = path.read_bytes()[:_WIDTH].strip()
-    return int(text) if text else None
-
-
-def forbids_restart(path: pathlib.Path) -> bool:
-    """Returns whether `forbid_restart` was called."""
-    return path.read_bytes()[_WIDTH:] == _FINAL
+def read(path: pathlib.Path) -> tuple[int | None, bool]:
+    """Returns the last recorded step, or None, and whether `forbid_restart` was called."""
+    data = path.read_bytes()
+    text = data[:_WIDTH].strip()
+    return int(text) if text else None, data[_WIDTH:] == _FINAL

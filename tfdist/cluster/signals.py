@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import pathlib
 import signal
@@ -135,18 +136,14 @@ def _read(reader: socket.socket, callbacks: Mapping[int, Callable[[int], object]
     while data := reader.recv(1):
         number = data[0]
         if number not in callbacks:  # a signal with another handler
-            _forward(data, previous_fd)
+            if previous_fd != _NO_DESCRIPTOR:
+                with contextlib.suppress(OSError):  # full or closed; Python ignores this, too
+                    os.write(previous_fd, data)
             continue
         try:
             callbacks[number](number)
         except Exception:
             _log.exception("Handling %s failed", signal.Signals(number).name)
-
-
-def _forward(data: bytes, fd: int) -> None:
-    if fd != _NO_DESCRIPTOR:
-        with contextlib.suppress(OSError):  # full or closed; Python ignores this, too
-            os.write(fd, data)
 
 
 def _no_action(number: int, frame: object) -> None:
@@ -222,41 +219,24 @@ def termination_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
         )
         yield
         return
-    notice = _Notice(on_notice)
-    with handle_signals({n: notice for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}):
+    is_launched, first_time = LAUNCHER_VARIABLE in os.environ, math.inf
+
+    def handle(number: int) -> None:
+        nonlocal first_time
+        at_terminal = number == signal.SIGINT and not is_launched and is_at_terminal()
+        name, now = CTRL_C if at_terminal else signal.Signals(number).name, time.monotonic()
+        if first_time == math.inf:
+            first_time = now
+            second = f"second {CTRL_C}" if name == CTRL_C else "second signal" + " to the launcher" * is_launched
+            text = f"Received {name}: saving and stopping at the next agreed step; a {second} exits at once."
+            print_line(text, sys.stderr)
+            on_notice(name)
+        elif now - first_time >= TOGETHER_SECONDS and is_launched:
+            text = f"Received {name} again: still stopping; a second signal to the launcher exits at once."
+            print_line(text, sys.stderr)
+        elif now - first_time >= TOGETHER_SECONDS:
+            print_line(f"Received {name} again: exiting at once.", sys.stderr)
+            os._exit(SIGNAL_OFFSET + number)
+
+    with handle_signals({n: handle for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}):
         yield
-
-
-class _Notice:
-    """Forwards the first signal, and exits on the second, unless a launcher has started this process."""
-
-    def __init__(self, on_notice: Callable[[str], object]):
-        self._on_notice = on_notice
-        self._first_time: float | None = None
-        self._is_launched = LAUNCHER_VARIABLE in os.environ
-
-    def __call__(self, number: int) -> None:
-        name, now = self._name(number), time.monotonic()
-        if self._first_time is not None:
-            if now - self._first_time >= TOGETHER_SECONDS:
-                self._handle_repeat(name, number)
-            return
-        self._first_time = now
-        second = f"second {CTRL_C}" if name == CTRL_C else "second signal" + " to the launcher" * self._is_launched
-        print_line(
-            f"Received {name}: saving and stopping at the next agreed step; a {second} exits at once.", sys.stderr
-        )
-        self._on_notice(name)
-
-    def _name(self, number: int) -> str:
-        at_terminal = number == signal.SIGINT and not self._is_launched and is_at_terminal()
-        return CTRL_C if at_terminal else signal.Signals(number).name
-
-    def _handle_repeat(self, name: str, number: int) -> None:
-        if self._is_launched:
-            print_line(
-                f"Received {name} again: still stopping; a second signal to the launcher exits at once.", sys.stderr
-            )
-            return
-        print_line(f"Received {name} again: exiting at once.", sys.stderr)
-        os._exit(SIGNAL_OFFSET + number)

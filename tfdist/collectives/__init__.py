@@ -5,9 +5,8 @@ All operations take and return lists of tensors. Messages between processes outs
 """
 
 from tfdist.collectives.differentiable import OneReplica, all_gather, all_reduce, current, using
-from tfdist.collectives.forwarding import RecordedCall, Recording
+from tfdist.collectives.forwarding import NoCommunication, RecordedCall, Recording
 from tfdist.collectives.interface import Collectives, Op, Wire
-from tfdist.collectives.no_communication import NoCommunication
 from tfdist.collectives.rows import gather_rows
 
 __all__ = [

@@ -287,7 +287,6 @@ class TunedCollectives(ForwardingCollectives):
         return is_supported and tensor.shape.is_fully_defined() and not tf.executing_eagerly()
 
     def _sum(self, algorithm: str, tensors: Sequence[tf.Tensor], op: Op, name: str) -> list[tf.Tensor]:
-        """Sums tensors of one dtype as one vector."""
         with tf.name_scope(algorithm):  # in profiles
             vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
             vector = vectors[0] if len(vectors) == 1 else tf.concat(vectors, 0)

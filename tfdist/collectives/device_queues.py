@@ -67,11 +67,8 @@ class DeviceGroup(Collectives):
 
     def __init__(self, ranks: Sequence[int], rank: int, wire: Wire, queues: Queues):
         """Initializes the collectives of the replica with index `rank` in `ranks`."""
-        self.size = len(ranks)
-        self.wire = wire
-        self._ranks = tuple(ranks)
-        self.rank = rank
-        self._queues = queues
+        self.size, self.rank, self.wire = len(ranks), rank, wire
+        self._ranks, self._queues = tuple(ranks), queues
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class. Cost: n (N - 1) sent, within the process."""

@@ -99,7 +99,6 @@ class HorovodCollectives(Collectives):
         return self._calls[key](*tensors)
 
     def _set_of(self, ranks: Sequence[int]) -> hvd.ProcessSet:
-        """Returns the process set of some of this group's ranks."""
         job_ranks = sorted(self._process_set.ranks[rank] for rank in ranks)
         if len(job_ranks) == hvd.size():
             return hvd.global_process_set

@@ -209,7 +209,8 @@ class Collectives(abc.ABC):
         The first dim must be divisible by `size`; replica r gets rows [r d / N, (r + 1) d / N). Cost of the default
         implementation, an all-reduce: 2 n (N - 1) / N sent, twice as much as in a native implementation.
         """
-        return [self._share(tensor) for tensor in self.all_reduce(tensors, op, name=name)]
+        totals = [(x, tf.shape(x)[0] // self.size) for x in self.all_reduce(tensors, op, name=name)]
+        return [total[self.rank * rows : (self.rank + 1) * rows] for total, rows in totals]
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
@@ -255,10 +256,6 @@ class Collectives(abc.ABC):
     def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
         """Returns an operation or tensor that completes only when every replica has made the call."""
         return self.all_reduce([tf.zeros([1], tf.float32)], name=name)[0]
-
-    def _share(self, tensor: tf.Tensor) -> tf.Tensor:
-        rows = tf.shape(tensor)[0] // self.size
-        return tensor[self.rank * rows : (self.rank + 1) * rows]
 
     def _parts_for_rank(self, tensor: tf.Tensor) -> tf.Tensor:
         by_sender = tf.reshape(tensor, tf.concat([[self.size, self.size, -1], tf.shape(tensor)[1:]], 0))

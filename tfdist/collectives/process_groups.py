@@ -122,10 +122,8 @@ class ProcessGroup(Collectives):
 
     def __init__(self, ranks: Ranks, rank: int, groups: ProcessGroups):
         """Initializes the collectives of `ranks`, in ascending order; `rank` is the index of this process among them."""
-        self.size = len(ranks)
-        self._ranks = ranks
-        self.rank = rank
-        self._groups = groups
+        self.size, self.rank = len(ranks), rank
+        self._ranks, self._groups = ranks, groups
 
     def group(self, ranks: Sequence[int]) -> Collectives:
         return self._groups.collectives([self._ranks[rank] for rank in self.check_ranks(ranks)], self._ranks[self.rank])
@@ -166,7 +164,6 @@ class ProcessGroup(Collectives):
         return tf.ensure_shape(tf.concat(parts, 0), tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def _gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Gathers a tensor of the same shape from every rank."""
         result = tf.raw_ops.CollectiveGatherV2(input=tensor, **self._unordered_call(f"all_gather {name}", tensor))
         return tf.ensure_shape(result, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 

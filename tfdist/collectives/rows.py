@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.collectives.differentiable import all_reduce, current, weight_gradient
 from tfdist.collectives.forwarding import ForwardingCollectives
-from tfdist.collectives.interface import Collectives, Op, to_transferable
+from tfdist.collectives.interface import Collectives, to_transferable
 
 
 def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
@@ -114,25 +114,18 @@ class MaskedCollectives(ForwardingCollectives):
         super().__init__(inner)
         self._has_rows = has_rows
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        return super().all_reduce(self._mask_inputs(tensors, op), op, name=name)
-
-    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        rows = [tensor[: tf.where(self._has_rows, tf.shape(tensor)[0], 0)] for tensor in tensors]
-        return super().all_gather(rows, name=name)
-
-    def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        return super().stack(self._mask_inputs(tensors, "sum"), name=name)
-
-    def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        return super().reduce_scatter(self._mask_inputs(tensors, op), op, name=name)
-
     def group(self, ranks: Sequence[int]) -> Collectives:
         return MaskedCollectives(super().group(ranks), self._has_rows)
 
-    def _mask_inputs(self, tensors: Sequence[tf.Tensor], op: Op) -> list[tf.Tensor]:
+    def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        return [tf.where(self._has_rows, x, _lowest(x.dtype) if op == "max" else tf.zeros([], x.dtype)) for x in inputs]
+        if operation == "all_gather":
+            inputs = [x[: tf.where(self._has_rows, tf.shape(x)[0], 0)] for x in inputs]
+        elif operation in ("all_reduce", "reduce_scatter", "stack"):
+            is_maximum = args[:1] == ("max",)
+            neutral = [_lowest(x.dtype) if is_maximum else tf.zeros([], x.dtype) for x in inputs]
+            inputs = [tf.where(self._has_rows, x, element) for x, element in zip(inputs, neutral, strict=True)]
+        return super()._forward(operation, inputs, *args, **options)
 
 
 def _lowest(dtype: tf.DType) -> tf.Tensor:

@@ -31,18 +31,14 @@ def agree_on_plan(group: Group, calls: Sequence[RecordedCall]) -> None:
 def _agree_on_groups(group: Group, calls: Sequence[RecordedCall]) -> None:
     group_lines: dict[str, list[str]] = {}
     for call in calls:
-        group_lines.setdefault(_group_name(call), []).append(_line(call))
+        kind = _MESSAGE if call.operation in ("send", "receive") else ""
+        group_lines.setdefault(kind + ",".join(map(str, call.ranks or ())), []).append(_line(call))
     for name in sorted(set().union(*group.gather("plan/groups", [*group_lines]))):
         lines, ranks = group_lines.get(name, []), [int(rank) for rank in name.removeprefix(_MESSAGE).split(",")]
         _compare(group, f"plan/{name}", sorted(lines) if name.startswith(_MESSAGE) else lines, ranks, f"Ranks {ranks}")
 
 
 _MESSAGE = "message "
-
-
-def _group_name(call: RecordedCall) -> str:
-    ranks = ",".join(map(str, call.ranks or ()))
-    return f"{_MESSAGE}{ranks}" if call.operation in ("send", "receive") else ranks
 
 
 def _compare(group: Group, name: str, lines: Sequence[str], ranks: Sequence[int], subject: str) -> None:

@@ -214,7 +214,7 @@ class Service:
         self.port: int = listener.getsockname()[1]
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, bool] = {}  # whether they are authenticated; the oldest first
-        threading.Thread(target=self._accept, name="parameter server", daemon=True).start()
+        threading.Thread(target=self._accept, name="calls server", daemon=True).start()
 
     def client(self, address: str) -> contextlib.AbstractContextManager[Mapping[str, Handler]]:
         """Returns the context of an authenticated client at an address, with its handlers, until its connection ends.
@@ -359,7 +359,6 @@ class Connection:
             self.pending_method = ""
 
     def _open(self, seconds: float | None) -> _Channel:
-        """Returns a connection without a call."""
         with contextlib.suppress(IndexError):
             channel = self._idle.pop()
             channel.socket.settimeout(seconds)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tfdist.cluster import exit_status
 from tfdist.cluster.signals import caller_location
+from tfdist.coordination import messages
 from tfdist.coordination.group import (
     NO_GOODBYE,
     Group,
@@ -27,22 +28,7 @@ from tfdist.coordination.group import (
     silence_reason,
 )
 from tfdist.coordination.job_token import split_address
-from tfdist.coordination.messages import (
-    DOUBTED_BEATS,
-    LIMIT,
-    OVERHEAD,
-    WRONG_TOKEN,
-    BadMessage,
-    Message,
-    MessageReader,
-    Session,
-    WrongSealError,
-    derive_token,
-    encode,
-    encode_limited,
-    nonce,
-    printable,
-)
+from tfdist.coordination.messages import BadMessage, Message, MessageReader, Session, WrongSealError, encode
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, PeerLostError, TfdistError, error_summary
 
 _RETRY_SECONDS = 0.1
@@ -70,17 +56,17 @@ def _connect_once(address: str, hello: Message, token: str, limit: int, end: flo
         if sock.getsockname() == sock.getpeername():  # TCP may connect an unused port to itself
             raise ConnectionRefusedError("Connection refused")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        greeting, lines = encode(hello | {"nonce": nonce()}), MessageReader(limit + OVERHEAD)
+        greeting, lines = encode(hello | {"nonce": messages.nonce()}), MessageReader(limit + messages.OVERHEAD)
         sock.sendall(greeting)
-        _expect(_next_message(sock, lines, end), "challenge")
+        _receive_first("challenge", sock, lines, end)
         session = Session(token, greeting[:-1], lines.line, is_server=False)
         lines.unseal = session.unseal
         sock.sendall(session.seal(encode({"type": "join"})))
-        return sock, lines, session, _expect(_next_message(sock, lines, end), "welcome")
+        return sock, lines, session, _receive_first("welcome", sock, lines, end)
     except BaseException as error:
         sock.close()
         if isinstance(error, WrongSealError):
-            raise InputError(WRONG_TOKEN) from error
+            raise InputError(messages.WRONG_TOKEN) from error
         if isinstance(error, BadMessage):
             raise InputError(
                 f"A group of tfdist must answer at {address}. Received: {error}. Another program listens there: set "
@@ -89,26 +75,22 @@ def _connect_once(address: str, hello: Message, token: str, limit: int, end: flo
         raise
 
 
-def _expect(message: Message, kind: str) -> Message:
+def _receive_first(kind: str, sock: socket.socket, lines: MessageReader, end: float) -> Message:
+    """Returns the next message, of this kind, without decoding the one after it, which may be sealed."""
+    message = next(lines.feed(b""), None)
+    while message is None:
+        if (seconds_left := end - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        sock.settimeout(seconds_left)
+        data = sock.recv(_CHUNK)
+        message = next(lines.feed(data), None)
+        if message is None and not data:
+            raise ConnectionResetError("it closed the connection")
     if message["type"] == "refused":
-        raise InputError(printable(str(message.get("reason")), 1000))
+        raise InputError(messages.printable(str(message.get("reason")), 1000))
     if message["type"] != kind:
         raise BadMessage(f"{message['type']!r:.80} instead of a {kind}")
     return message
-
-
-def _next_message(sock: socket.socket, lines: MessageReader, end: float) -> Message:
-    """Returns the next message, without decoding the one after it, which may be sealed."""
-    for message in lines.feed(b""):
-        return message
-    while (seconds_left := end - time.monotonic()) > 0:
-        sock.settimeout(seconds_left)
-        data = sock.recv(_CHUNK)
-        for message in lines.feed(data):
-            return message
-        if not data:
-            raise ConnectionResetError("it closed the connection")
-    raise TimeoutError("timed out")
 
 
 JOIN_SECONDS = 2.0
@@ -176,31 +158,6 @@ class Publications:
             if is_done:
                 with self._state:
                     self._listeners[topic].remove(callback)
-
-
-class Liveness:
-    """Measures the time since the last complete and verified message, or since its creation.
-
-    Args:
-      interval: seconds between two calls of `is_silent` if nothing delays this process.
-      clock: returns the time in seconds.
-    """
-
-    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic):
-        self._interval, self._clock = interval, clock
-        self._last_received = self._last_checked = clock()
-
-    def record_message(self) -> None:
-        """Records that a message has been received."""
-        self._last_received = self._clock()
-
-    def is_silent(self, limit: float) -> bool:
-        """Returns whether no message has arrived for `limit` seconds."""
-        now = self._clock()
-        if now - self._last_checked > self._interval + 1.0:  # this process was suspended or starved, not the other end
-            self._last_received = min(now, self._last_received + now - self._last_checked)
-        self._last_checked = now
-        return now - self._last_received > limit
 
 
 _members: weakref.WeakSet["Client"] = weakref.WeakSet()
@@ -314,12 +271,12 @@ class Client:
         self._send_lock = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "pid": os.getpid(), "host": socket.gethostname()}
         server = name_member(server_rank, noun)
-        connection = _connect(address, hello, token, (size + 1) * LIMIT, timeout, server)
+        connection = _connect(address, hello, token, (size + 1) * messages.LIMIT, timeout, server)
         self._sock, self._lines, self._session, welcome = connection
-        self._secret = derive_token(token, welcome["nonce"])
+        self._secret = messages.derive_token(token, welcome["nonce"])
         self._heartbeat, self._lost_after = float(welcome["heartbeat"]), float(welcome["lost_after"])
         self._sock.settimeout(self._lost_after)
-        self._liveness = Liveness(self._heartbeat)
+        self._last_received = time.monotonic()  # of the last complete and verified message
         self._receive(self._lines.feed(b""))  # received together with the welcome
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()
@@ -327,7 +284,19 @@ class Client:
 
     def gather(self, ranks: Ranks, name: str, value: Json, deadline: float) -> list[Json]:
         """See `Group.gather`."""
-        ticket, values, line = self._register_gather(ranks, name, value, deadline)
+        with self._state:
+            if any((pending.ranks, pending.name) == (ranks, name) for pending in self._pending.values()):
+                raise ValueError(
+                    f"A name can be used by one operation at a time. Received: {name!r}, which is in progress."
+                )
+            self._ticket_count = ticket = self._ticket_count + 1
+            place = caller_location() if threading.current_thread() is threading.main_thread() else ""
+            message = {"type": "gather", "ranks": self.ranks_field(ranks), "ticket": ticket, "name": name}
+            line = messages.encode_limited(message | {"value": value, "deadline": deadline, "place": place}, name)
+            if self._end_reason:
+                raise PeerLostError(f"'{name}' cannot complete: {self._end_reason}.")
+            values: concurrent.futures.Future[list[Json]] = concurrent.futures.Future()
+            self._pending[ticket] = _PendingGather(ranks, name, values)
         try:
             self._send(line)
             return values.result(min(deadline + SERVER_GRACE_SECONDS, threading.TIMEOUT_MAX))
@@ -357,7 +326,7 @@ class Client:
             loss = self._first_loss(ranks)
         if loss or not wait:
             return loss
-        self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
+        self._lost_after = min(self._lost_after, messages.DOUBTED_BEATS * self._heartbeat)
         self._send(encode({"type": "doubt"}))
         with self._state:
             return self._state.wait_for(lambda: self._first_loss(ranks), wait)
@@ -385,43 +354,23 @@ class Client:
         self._sock.close()
         self._on_left(f"{name_member(self.rank, self._noun)} has left with code {code}")
 
-    def _register_gather(
-        self, ranks: Ranks, name: str, value: Json, deadline: float
-    ) -> tuple[int, concurrent.futures.Future[list[Json]], bytes]:
-        with self._state:
-            if any((pending.ranks, pending.name) == (ranks, name) for pending in self._pending.values()):
-                raise ValueError(
-                    f"A name can be used by one operation at a time. Received: {name!r}, which is in progress."
-                )
-            self._ticket_count += 1
-            place = caller_location() if threading.current_thread() is threading.main_thread() else ""
-            message = {"type": "gather", "ranks": self.ranks_field(ranks), "ticket": self._ticket_count, "name": name}
-            line = encode_limited(message | {"value": value, "deadline": deadline, "place": place}, name)
-            if self._end_reason:
-                raise PeerLostError(f"'{name}' cannot complete: {self._end_reason}.")
-            values: concurrent.futures.Future[list[Json]] = concurrent.futures.Future()
-            self._pending[self._ticket_count] = _PendingGather(ranks, name, values)
-            return self._ticket_count, values, line
-
     def ranks_field(self, ranks: Ranks) -> Ranks | None:
         """Returns the field `ranks` of a message; None stands for all members."""
         return None if len(ranks) == self.size else ranks
 
     def _run(self) -> None:
-        try:
-            self._listen()
-        finally:
-            self._disconnect()
-
-    def _listen(self) -> None:
-        with selectors.DefaultSelector() as selector:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._disconnect)
+            selector = stack.enter_context(selectors.DefaultSelector())
             selector.register(self._sock, selectors.EVENT_READ)
             now = last_beat = time.monotonic()
             while True:
                 if selector.select(max(0.0, last_beat + self._heartbeat - now)) and not self._read():
                     return
-                now = time.monotonic()
-                if self._liveness.is_silent(self._lost_after):
+                last_turn, now = now, time.monotonic()
+                if now - last_turn > self._heartbeat + 1.0:  # this process was suspended or starved, not the server
+                    self._last_received = min(now, self._last_received + now - last_turn)
+                if now - self._last_received > self._lost_after:
                     self._report_server_loss(silence_reason(self._lost_after))
                     return
                 if now >= last_beat + self._heartbeat:
@@ -438,11 +387,11 @@ class Client:
             self._report_server_loss(NO_GOODBYE)
         return self._receive(self._lines.feed(data)) and bool(data)
 
-    def _receive(self, messages: Iterable[Message]) -> bool:
+    def _receive(self, received: Iterable[Message]) -> bool:
         """Handles messages; if that fails, reports the server as lost and returns False."""
         try:
-            for message in messages:
-                self._liveness.record_message()
+            for message in received:
+                self._last_received = time.monotonic()
                 self._handle(message)
         except BadMessage as error:
             self._report_server_loss(f"it sent {error}")
@@ -499,10 +448,7 @@ class Client:
             self._losses.append(loss)
             callbacks, self._callbacks = self._callbacks, []
             for ranks, callback in callbacks:
-                if self._first_loss(ranks):
-                    self._start_callback(loss, callback)
-                else:
-                    self._callbacks.append((ranks, callback))
+                self.on_loss(ranks, callback)
             self._state.notify_all()
 
     def _first_loss(self, ranks: Ranks) -> LostMember | None:
@@ -545,13 +491,11 @@ def _join(thread: threading.Thread) -> None:
 class ClientGroup(Group):
     """A group of some or all members of a job, which communicates through this process's client."""
 
-    def __init__(self, client: Client, ranks: Ranks):
-        self._client, self._ranks = client, ranks
-        self.rank, self.size = ranks.index(client.rank), len(ranks)
+    ranks: Ranks = ()
 
-    @property
-    def ranks(self) -> Ranks:
-        return self._ranks
+    def __init__(self, client: Client, ranks: Ranks):
+        self._client, self.ranks = client, ranks
+        self.rank, self.size = ranks.index(client.rank), len(ranks)
 
     @property
     def goodbye_code(self) -> int | None:
@@ -562,13 +506,13 @@ class ClientGroup(Group):
 
     def publish(self, topic: str, value: Json) -> None:
         message = {"type": "publish", "ranks": self._client.ranks_field(self.ranks), "topic": topic, "value": value}
-        self._client._send(encode_limited(message, topic))
+        self._client._send(messages.encode_limited(message, topic))
 
     def subscribe(self, topic: str, callback: Listener) -> None:
         self._client._publications.listen((self.ranks, topic), callback)
 
     def token_for(self, purpose: str) -> str:
-        return derive_token(self._client._secret, purpose)
+        return messages.derive_token(self._client._secret, purpose)
 
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
         self._client.on_loss(self.ranks, callback)

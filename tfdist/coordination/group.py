@@ -391,19 +391,17 @@ def raise_on_all_members(group: Group, name: str) -> Iterator[None]:
         with contextlib.suppress(PeerLostError):
             gather(fields)
         raise
-    for member, failure in enumerate(gather(None)):
-        if failure:
-            raise _member_error(group, member, *failure)
-
-
-def _member_error(group: Group, member: int, kind: str, text: str) -> Exception:
-    rank = group.ranks[member]
+    failures = zip(group.ranks, gather(None), strict=True)
+    rank, failure = next(((rank, failure) for rank, failure in failures if failure), (0, None))
+    if failure is None:
+        return
+    kind, text = failure
     member_name = f"{name_member(rank)}{group.role(rank)}"
     if kind == "InputError":
-        return InputError(text)
+        raise InputError(text)
     if kind == "ValueError":
-        text = text.rstrip(".")
-        return InputError(
-            f"Every process must accept its part of the model. Received on {member_name}: {text}. Change the model or the data."
+        raise InputError(
+            f"Every process must accept its part of the model. Received on {member_name}: {text.rstrip('.')}. Change the model "
+            "or the data."
         )
-    return PeerLostError(f"{member_name} has failed: {text}")
+    raise PeerLostError(f"{member_name} has failed: {text}")

@@ -2,8 +2,9 @@
 
 import contextlib
 import errno
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +44,18 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
     server.init(slots)
     threading.Thread(target=server.serve_forever, name="horovod-rendezvous", args=(0.05,), daemon=True).start()
     return server
+
+
+def gloo_variables(host: str, port: int, find_interface: Callable[[], str]) -> dict[str, str]:
+    """Returns the environment variables for Gloo: its server at `host`, and the network interface of this rank."""
+    variables = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    interface = os.environ.get("HOROVOD_GLOO_IFACE") or find_interface()
+    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # otherwise Gloo chooses
 
 
 @contextlib.contextmanager

@@ -227,11 +227,7 @@ def _private_text(path: str | pathlib.Path) -> str:
 
 
 def _user_key(environment: Mapping[str, str]) -> str:
-    """Returns a key that only this user can read on this host; creates it if it does not exist.
-
-    Raises:
-      InputError: it cannot be created, or others can read it.
-    """
+    """Returns a key that only this user can read on this host; creates it if it does not exist."""
     cache = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or "~", ".cache")
     path = pathlib.Path(cache) / "tfdist" / "token"
     try:

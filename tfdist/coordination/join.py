@@ -97,7 +97,7 @@ def join(cluster: Cluster, *, start_timeout: float = 60.0, environment: Mapping[
     return wait_for_members(group, start_timeout)
 
 
-def serve_group(
+def serve_group(  # noqa: D417 - see `RemoteGroup` for the other arguments
     address: str,
     *,
     rank: int,
@@ -112,13 +112,9 @@ def serve_group(
 
     Args:
       address: `host:port` at which the first member serves the group and the others connect.
-      rank: this member's rank.
-      size: number of members.
       token: the job's token, from which the group's token is derived.
-      timeout: seconds to wait for the server.
       remedy: last sentence of the error message if the first member cannot listen there.
-      noun: name of a member in messages.
-      addresses: expected address of each member, for messages.
+      addresses: see `Server`.
     """
     token = group_token(token, noun, address)
     create_member = functools.partial(RemoteGroup, rank=rank, size=size, token=token, noun=noun)
@@ -131,8 +127,10 @@ def serve_group(
             create_member(address, timeout=_REPORT_SECONDS).leave(ExitCode.BAD_INPUT)
         raise
     server = Server(listener, size=size, token=token, noun=noun, addresses=addresses)
+    host, port = split_address(server.address)  # the server may listen on all interfaces
+    local_address = join_address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port)
     try:
-        return create_member(_local_address(server.address), timeout=timeout, on_left=server.close)
+        return create_member(local_address, timeout=timeout, on_left=server.close)
     except BaseException:
         server.close()
         raise
@@ -160,9 +158,3 @@ def _coordinator(cluster: Cluster) -> str:
     if cluster.local_size == cluster.size:  # all processes are on this host, so no other host needs access
         return join_address(LOOPBACK, split_address(cluster.coordinator)[1])
     return cluster.coordinator
-
-
-def _local_address(address: str) -> str:
-    """Returns the address at which a process reaches its own server, even if it listens on all interfaces."""
-    host, port = split_address(address)
-    return join_address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port)

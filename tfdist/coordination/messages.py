@@ -118,12 +118,6 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-def create_challenge(token: str, hello: bytes) -> tuple[Message, "Session"]:
-    """Returns the server's answer to a hello, and its session."""
-    challenge = {"type": "challenge", "nonce": nonce()}
-    return challenge, Session(token, hello, encode(challenge)[:-1], is_server=True)
-
-
 def derive_token(token: str, purpose: str) -> str:
     """Returns a token for one purpose, which can be computed only from `token`."""
     return hmac.digest(_bytes(token), b"tfdist token " + _bytes(purpose), "sha256").hex()

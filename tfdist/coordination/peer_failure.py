@@ -58,12 +58,13 @@ class PeerFailureHandler(contextlib.AbstractContextManager["PeerFailureHandler"]
         self._closed.set()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, Exception) and _may_be_caused_by_a_loss(error):
-            if loss := self._group.first_loss(LOSS_NOTICE_SECONDS):
-                self._report(loss)
-                self.close()
-                self._group.leave(ExitCode.PEER_LOST)
-                self._end_process()
+        # Other errors of tfdist have other causes, such as a training loss that is not finite.
+        may_be_loss = isinstance(error, PeerLostError) or not isinstance(error, TfdistError)
+        if isinstance(error, Exception) and may_be_loss and (loss := self._group.first_loss(LOSS_NOTICE_SECONDS)):
+            self._report(loss)
+            self.close()
+            self._group.leave(ExitCode.PEER_LOST)
+            self._end_process()
         self.close()
         self._group.leave(*goodbye_of(error))
 
@@ -88,8 +89,3 @@ class PeerFailureHandler(contextlib.AbstractContextManager["PeerFailureHandler"]
             flush(stream)
         # Not a loss if this process has left the group with its own exit code.
         self._end(self._group.goodbye_code or ExitCode.PEER_LOST)
-
-
-def _may_be_caused_by_a_loss(error: Exception) -> bool:
-    """Returns False for errors with other causes, such as a training loss that is not finite."""
-    return isinstance(error, PeerLostError) or not isinstance(error, TfdistError)

@@ -11,28 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tfdist.coordination import messages
 from tfdist.coordination.client import is_planned
 from tfdist.coordination.group import NO_GOODBYE, Json, LostMember, name_ranks, silence_reason
 from tfdist.coordination.job_token import join_address
-from tfdist.coordination.messages import (
-    DOUBTED_BEATS,
-    HELLO_SECONDS,
-    LIMIT,
-    LIMIT_BEFORE_HELLO,
-    MAX_UNAUTHENTICATED,
-    OVERHEAD,
-    WRONG_TOKEN,
-    BadMessage,
-    Message,
-    MessageReader,
-    Session,
-    WrongSealError,
-    create_challenge,
-    encode,
-    join_refusal,
-    nonce,
-    printable,
-)
+from tfdist.coordination.messages import BadMessage, Message, MessageReader, Session, WrongSealError, encode
 from tfdist.errors import describe_code
 
 _CHUNK = 1 << 16
@@ -61,7 +44,7 @@ class Connection:
         self.hello: Message | None = None
         self.session: Session | None = None
         self.accept_time = self.last_received = time.monotonic()
-        self.lines = MessageReader(LIMIT_BEFORE_HELLO)
+        self.lines = MessageReader(messages.LIMIT_BEFORE_HELLO)
         self.peer = peer
         self.is_ending = False
         self.is_closed = False
@@ -88,10 +71,10 @@ class Connection:
 
     def challenge(self, hello: Message, token: str) -> None:
         """Answers a hello, which must be the last message read; all later messages must be sealed with the token."""
-        challenge, session = create_challenge(token, self.lines.line)
+        challenge = {"type": "challenge", "nonce": messages.nonce()}
         self.send(challenge)
-        self.hello, self.session = hello, session
-        self.lines.unseal, self.lines.limit = session.unseal, LIMIT_BEFORE_HELLO + OVERHEAD
+        self.hello, self.session = hello, Session(token, self.lines.line, encode(challenge)[:-1], is_server=True)
+        self.lines.unseal, self.lines.limit = self.session.unseal, messages.LIMIT_BEFORE_HELLO + messages.OVERHEAD
 
     def end(self) -> None:
         """Sends the queued data, and closes when the other end has closed.
@@ -182,30 +165,15 @@ class PendingOperations:
         self._absent_ranks: set[int] = set()  # lost members without which operations complete
         self._misuse_reason = ""  # why some members can never join
 
-    def add(
-        self,
-        rank: int,
-        ticket: int,
-        name: str,
-        value: Json,
-        deadline: float,
-        now: float,
-        location: str = "",
-        ranks: Sequence[int] | None = None,
-    ) -> list[Answer]:
-        """Records a member's value and returns the messages to send.
+    def add(self, rank: int, message: Message, now: float) -> list[Answer]:
+        """Records the value in a member's message `gather` at a time in seconds, and returns the messages to send.
 
-        Args:
-          rank: rank of the member.
-          ticket: the member's id of its request.
-          name: name of the operation.
-          value: the member's value.
-          deadline: seconds that the member waits.
-          now: in seconds.
-          location: line of the program at which the member's main thread waits; empty if another thread waits.
-          ranks: the members of the operation, in order; None for all.
+        The `place` of the message is the line of the program at which the member's main thread waits; empty if another thread
+        waits.
         """
-        key = (range(self._size) if ranks is None else ranks, name)
+        ticket, name, value, deadline = (message[field] for field in ("ticket", "name", "value", "deadline"))
+        location = message["place"]
+        key = (_ranks_of(message) or range(self._size), name)
         operations = self._operations.setdefault(key, [])
         entry = next((operation for operation in operations if rank not in operation.tickets), None)
         if entry is None:
@@ -328,7 +296,6 @@ class PendingOperations:
         return answers
 
     def _remove_completed(self, key: tuple[Sequence[int], str]) -> None:
-        """Removes the operations of these ranks and this name at which all members have arrived."""
         self._operations[key] = [entry for entry in self._operations[key] if self._missing(entry)]
         if not self._operations[key]:
             del self._operations[key]
@@ -360,6 +327,9 @@ def _failure_message(ticket: int, failure: str, is_misuse: bool = False) -> Mess
     return {"type": "failed", "ticket": ticket, "failure": failure, "misuse": is_misuse}
 
 
+HEARTBEAT_SECONDS = 1.0  # between two heartbeats, in both directions
+# Without a heartbeat, after which a member is lost; longer than an engine may block all threads of a process at its start.
+# After a member has reported a suspicion, because its engine has failed, three heartbeats are enough.
 LOST_AFTER_SECONDS = 20.0
 CLOSE_SECONDS = 2.0  # for the delivery of the last messages when the server closes
 
@@ -383,8 +353,6 @@ class Server:
         token: str,
         noun: str = "rank",
         addresses: Sequence[str] = (),
-        heartbeat: float = 1.0,
-        lost_after: float = LOST_AFTER_SECONDS,
     ):
         """Starts serving.
 
@@ -395,10 +363,6 @@ class Server:
           noun: name of a member in messages.
           addresses: expected address of each member, by rank, for messages about members that never connected; empty if
             unknown.
-          heartbeat: seconds between two heartbeats, in both directions.
-          lost_after: seconds without a heartbeat after which a member is lost. Must be longer than an engine may block all
-            threads of a process during startup. After a member reports a suspicion, because its engine has failed, three
-            heartbeats are enough.
         """
         self.address = join_address(*listener.getsockname()[:2])
         self.loss: LostMember | None = None
@@ -407,9 +371,9 @@ class Server:
         self.departed_members: frozenset[int] = frozenset()
         self.size = size
         self._token, self._noun = token, noun
-        self._nonce = nonce()  # for tokens that members derive, because other groups may share the token
+        self._nonce = messages.nonce()  # for tokens that members derive, because other groups may share the token
         self._addresses = addresses
-        self._heartbeat, self._lost_after = heartbeat, lost_after
+        self._heartbeat, self._lost_after = HEARTBEAT_SECONDS, LOST_AFTER_SECONDS
         self._operations = PendingOperations(size, noun, self._describe_absence)
         self._members: dict[int, Connection] = {}
         self._member_descriptions: dict[int, str] = {}  # pid and host by rank, including former members
@@ -488,7 +452,7 @@ class Server:
         except OSError:  # the client has disconnected, or there are no resources for another connection yet
             return
         unauthenticated_connections = [connection for connection in self._connections() if connection.rank is None]
-        if len(unauthenticated_connections) >= MAX_UNAUTHENTICATED:  # a member sends its hello immediately
+        if len(unauthenticated_connections) >= messages.MAX_UNAUTHENTICATED:  # a member sends its hello immediately
             min(unauthenticated_connections, key=lambda connection: connection.accept_time).close()
         try:
             Connection(sock, peer[0], self._selector)
@@ -511,7 +475,7 @@ class Server:
         except WrongSealError as error:
             if connection.rank is None:
                 connection.session = None  # the other end does not know the token
-                self._refuse(connection, WRONG_TOKEN)
+                self._refuse(connection, messages.WRONG_TOKEN)
             else:
                 self._drop(connection, f"it sent {error}")
         except BadMessage as error:
@@ -527,9 +491,7 @@ class Server:
         elif rank is None:
             connection.challenge(message, self._token)
         elif message["type"] == "gather":
-            ticket, name, value, deadline = (message[field] for field in ("ticket", "name", "value", "deadline"))
-            ranks, now = _ranks_of(message), time.monotonic()
-            self._send(self._operations.add(rank, ticket, name, value, deadline, now, message["place"], ranks))
+            self._send(self._operations.add(rank, message, time.monotonic()))
         elif message["type"] == "publish":
             self._send(
                 [Answer(member, message | {"type": "published"}) for member in _ranks_of(message) or self._members]
@@ -537,24 +499,24 @@ class Server:
         elif message["type"] == "tolerate":
             self.tolerated_members |= {*message["ranks"]} - {rank}
         elif message["type"] == "doubt":
-            self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
+            self._lost_after = min(self._lost_after, messages.DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
             self._goodbye(connection, rank, message["code"], message["reason"])
 
     def _refuse(self, connection: Connection, refusal: str) -> None:
-        _log.warning("Refused a connection from %s. %s", connection.peer, printable(refusal, 1000))
+        _log.warning("Refused a connection from %s. %s", connection.peer, messages.printable(refusal, 1000))
         connection.send({"type": "refused", "reason": refusal})
         connection.end()
 
     def _admit(self, connection: Connection, hello: Message) -> None:
-        if refusal := join_refusal(hello, self.size, self._noun, self._member_descriptions):
+        if refusal := messages.join_refusal(hello, self.size, self._noun, self._member_descriptions):
             self._refuse(connection, refusal)
             if hello["rank"] in self._member_descriptions and self.absent_ranks():
                 # The process has the wrong rank, so another rank will never join.
                 self._send(self._operations.fail_all(refusal))
             return
         rank: int = hello["rank"]
-        connection.rank, connection.lines.limit = rank, LIMIT + OVERHEAD
+        connection.rank, connection.lines.limit = rank, messages.LIMIT + messages.OVERHEAD
         self._member_descriptions[rank] = f"pid {hello['pid']} on {hello['host']}"
         self._members[rank] = connection
         seconds = {"heartbeat": self._heartbeat, "lost_after": self._lost_after}
@@ -592,7 +554,8 @@ class Server:
     def _beat(self, now: float) -> None:
         for connection in self._connections():
             if connection.is_ending or connection.rank is None:
-                if now - (connection.last_received if connection.is_ending else connection.accept_time) > HELLO_SECONDS:
+                start_time = connection.last_received if connection.is_ending else connection.accept_time
+                if now - start_time > messages.HELLO_SECONDS:
                     connection.close()
             elif now - connection.last_received > self._lost_after:
                 self._drop(connection, silence_reason(self._lost_after))
@@ -631,7 +594,6 @@ class Server:
 
 
 def _ranks_of(message: Message) -> tuple[int, ...] | None:
-    """Returns the ranks of a message's subgroup; None for all members."""
     return None if message["ranks"] is None else tuple(message["ranks"])
 
 

@@ -94,19 +94,16 @@ class SyncPoints(contextlib.AbstractContextManager["SyncPoints"]):
                     return
                 topic, name = self._requests.pop(0)
                 self._pending_answer = self._earliest_step
+            answers: list[Json] = []
+            failure = None
             try:
                 answers = self._group.gather(name, self._pending_answer, deadline=float("inf"))
             except PeerLostError as error:
-                self._fail(error)
-                continue
+                # Unless a rank has left without an error, after which there are no further calls.
+                failure = error if self._group.first_loss() else None
             with self._condition:
-                self._agreed_steps.append((topic, max(answer for answer in answers if answer is not None)))
+                if answers:
+                    self._agreed_steps.append((topic, max(answer for answer in answers if answer is not None)))
+                self._failure = self._failure or failure
                 self._pending_answer = None
                 self._condition.notify_all()
-
-    def _fail(self, error: PeerLostError) -> None:
-        """Makes `end_call` fail, unless a rank has left without an error, after which there are no further calls."""
-        with self._condition:
-            self._failure = error if self._group.first_loss() else None
-            self._pending_answer = None
-            self._condition.notify_all()

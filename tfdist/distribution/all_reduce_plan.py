@@ -81,11 +81,7 @@ def plan_all_reduce(
 
 
 def _detect_topology(algorithm: str, group: Group | None, cluster: Cluster, replicas: int) -> Topology:
-    """Returns the topology of the replicas, from the host name and local rank of each process.
-
-    Raises:
-      InputError: the algorithm depends on the hosts, but processes cannot communicate yet.
-    """
+    """Returns the topology of the replicas, from the host name and local rank of each process."""
     if group is None:
         if algorithm in ("auto", "hierarchical"):
             raise InputError(

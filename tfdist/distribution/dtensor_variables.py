@@ -151,7 +151,6 @@ class Devices:
         variable.assign(dtensor.pack(parts, self.layout(layout)))
 
     def _slices(self, layout: Layout, shape: Sequence[int], coordinates: dict[str, int]) -> tuple[slice, ...]:
-        """Returns the slices of a value that are on the device at these mesh coordinates."""
         slices = []
         for axis, size in zip(layout.axes, shape, strict=True):
             shard_size = size // self.mesh.axes[axis] if axis else size

@@ -31,7 +31,6 @@ from tfdist.collectives.no_constant_folding import hide_constant
 from tfdist.coordination import Group, horovod_store
 from tfdist.coordination.job_token import (
     LOOPBACK,
-    Route,
     free_port,
     is_loopback,
     join_address,
@@ -71,8 +70,6 @@ def pmi_service(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[
 
 
 class _Service:
-    """Answers the PMI commands of one member's MPI library."""
-
     def __init__(self, group: Group, hosts: Sequence[str], seconds: float):
         self._group, self._seconds = group, seconds
         self._values = {"PMI_process_mapping": process_mapping(hosts)}
@@ -104,7 +101,6 @@ class _Service:
                 return _REPLIES.get(name, f"cmd={name} rc=-1 msg=unsupported")
 
     def _barrier(self) -> str:
-        """Waits for all members, and exchanges values with them."""
         new_values, self._new_values = self._new_values, {}
         try:
             for values in self._group.gather(f"mpi/{next(self._barriers)}", new_values, self._seconds):
@@ -181,7 +177,6 @@ def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
 
 @functools.cache
 def _mpi_library() -> ctypes.CDLL:
-    """Returns the MPI library with which Horovod was linked."""
     return ctypes.CDLL(str(pathlib.Path(hvd.__file__).with_name(f"mpi_lib{get_ext_suffix()}")))
 
 
@@ -325,11 +320,7 @@ def _knows_coordinator(cluster: Cluster) -> bool:
 
 
 def _requested_choice(communication: str, cluster: Cluster) -> Choice:
-    """Returns the requested library and the reason; the library is "auto" if `choose_library` must choose.
-
-    Raises:
-      InputError: the launcher does not support the library.
-    """
+    """Returns the requested library and the reason; the library is "auto" if `choose_library` must choose."""
     if cluster.source == "MPI":
         if communication == "gloo":
             raise InputError(
@@ -467,19 +458,10 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
     hosts = _host_addresses(cluster, group)
     infos = [HostInfo(name, hosts.count(name)) for name in dict.fromkeys(hosts)]
     slots = get_host_assignments(infos, len(hosts), len(hosts))
-    port = None
-    if cluster.rank == 0:
-        port = horovod_store.serve(hosts[0], slots).server_port
-    port = group.broadcast("horovod/port", port)
-    environment = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        **create_slot_env_vars(slots[cluster.rank]),
-    }
-    interface = os.environ.get("HOROVOD_GLOO_IFACE") or network_interface(hosts[cluster.rank])
-    return environment | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # otherwise Gloo chooses
+    served_port = horovod_store.serve(hosts[0], slots).server_port if cluster.rank == 0 else None
+    port = group.broadcast("horovod/port", served_port)
+    variables = horovod_store.gloo_variables(hosts[0], port, lambda: network_interface(hosts[cluster.rank]))
+    return variables | create_slot_env_vars(slots[cluster.rank])
 
 
 def _host_addresses(cluster: Cluster, group: Group) -> list[str]:
@@ -493,19 +475,15 @@ def _host_addresses(cluster: Cluster, group: Group) -> list[str]:
     # The launcher knows rank 0 by this address.
     launcher_address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
     address = group.broadcast("horovod/at", cluster.coordinator or join_address(launcher_address, 1))
-    routes = group.gather("horovod/ways", list(_route_from_here(address)))
-    first_host = next(
-        (remote_address for local_address, remote_address in routes if not is_loopback(local_address)), LOOPBACK
-    )
-    return [first_host if is_loopback(local_address) else local_address for local_address, _ in routes]
-
-
-def _route_from_here(address: str) -> Route:
-    host, port = split_address(address)
     try:
-        return route_to(host, port, socket.AF_INET)
+        route = route_to(*split_address(address), socket.AF_INET)
     except OSError as error:
         raise InputError(
             f"Horovod's rendezvous needs an IPv4 address of rank 0's host. Received: {address} ({error}). Set "
             "TFDIST_COORDINATOR=host:port to one, the same for every process."
         ) from error
+    routes = group.gather("horovod/ways", list(route))
+    first_host = next(
+        (remote_address for local_address, remote_address in routes if not is_loopback(local_address)), LOOPBACK
+    )
+    return [first_host if is_loopback(local_address) else local_address for local_address, _ in routes]

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives.interface import to_transferable
 from tfdist.distribution.balanced_parts import balanced_owners, exchanges
-from tfdist.distribution.strategy import OptimizerShards
+from tfdist.distribution.strategy import OptimizerShards, Variables
 from tfdist.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ class ShardedOptimizer(OptimizerShards):
         self._owners = {id(variable): owner for variable, owner in zip(variables, owners, strict=True)}
         self._owners |= {slot: owners[number] for slot, number in slots.items()}
 
-    def apply(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
+    def apply(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Variables) -> None:
         """See base class. Updates the weights whose optimizer state this replica owns."""
         local_variables = [variable for variable in variables if self.is_local_only(variable)]
         with (
@@ -106,9 +104,7 @@ class ShardedOptimizer(OptimizerShards):
     def is_on_all_replicas(self, variable: keras.Variable) -> bool:
         return id(variable) not in self._owners
 
-    def gather_from_owners(
-        self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], name: str
-    ) -> list[tf.Tensor]:
+    def gather_from_owners(self, variables: Variables, values: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """See base class; each message is a vector of several variables per owner."""
         results, owners = dict(enumerate(values)), [self._owners[id(variable)] for variable in variables]
         for dtype in dict.fromkeys(value.dtype for value in values):

@@ -28,6 +28,10 @@ from tfdist.distribution.variable_layouts import Dims
 from tfdist.errors import InputError
 
 Result = TypeVar("Result")
+Variables = Sequence[keras.Variable]
+LossFunction = Callable[..., tuple[tf.Tensor, Any]]  # returns the scalar to differentiate, and an auxiliary value
+# The gradients, with None for variables on which the loss does not depend; the loss; and the auxiliary value.
+LossGradients = tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]
 
 
 class Capability:
@@ -95,9 +99,7 @@ class OptimizerShards(Capability):
     def build(self, model: keras.Model) -> None:
         """Creates this process's part of the optimizer's state for a built model; call it outside of the scope."""
 
-    def apply(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
+    def apply(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Variables) -> None:
         """Updates weights with reduced gradients, in a replica function. Call `exchange` afterwards.
 
         An update without variables, as in a pipeline stage without trainable variables, still counts as a step.
@@ -122,9 +124,7 @@ class OptimizerShards(Capability):
         """Returns whether every replica has a variable of the optimizer."""
         return True
 
-    def gather_from_owners(
-        self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], name: str
-    ) -> list[tf.Tensor]:
+    def gather_from_owners(self, variables: Variables, values: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Returns, for each trained variable, the value of the replica with its state, in a replica function.
 
         Args:
@@ -534,9 +534,7 @@ class Strategy:
         """Compiles a function that calls `run`: once for all numbers of rows, or for each number if shapes are static."""
         return tf.function(function, autograph=False, reduce_retracing=not self.compiles_replicas)
 
-    def gradients(
-        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
-    ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
+    def gradients(self, loss_fn: LossFunction, variables: Variables, *batch: Any) -> LossGradients:
         """Runs the forward and backward pass, the first half of a step, inside a replica function.
 
         Args:
@@ -556,9 +554,7 @@ class Strategy:
         """Returns the static shape of the gradients of a variable, inside a replica function."""
         return variable.shape
 
-    def apply(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
+    def apply(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Variables) -> None:
         """Runs the optimizer's update with reduced gradients, the second half of a step, inside a replica function."""
         keras_internals.disable_gradient_aggregation(optimizer)
         optimizer.apply(list(gradients), list(variables))
@@ -570,9 +566,7 @@ class Strategy:
         """
         return contextlib.nullcontext()
 
-    def apply_locally(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
+    def apply_locally(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Variables) -> None:
         """Updates only this replica, whose variables and optimizer state may then differ from those of other replicas.
 
         Does not communicate, so it may be called inside a condition.

@@ -58,7 +58,11 @@ def detect(
     """
     cluster = cluster or detect_cluster(env)
     if strategy == AUTO:
-        return _select_strategy(env, cluster, local_devices)
+        selected = next(entry for entry in DECLARATIONS if entry.auto and entry.auto(cluster, local_devices))
+        devices = f"{local_devices} local devices" if local_devices > 1 else "one local device"
+        is_one = selected.processes is Processes.ONE
+        cause = f"this is one process with {devices}{hint(env)}" if is_one else describe(cluster)
+        return Detection(cluster, selected.name, f"Using strategy {selected.name}, because {cause}.")
     _check_processes(strategy, (declaration or strategy_declaration(strategy)).processes, cluster)
     return Detection(cluster, strategy, f"Using strategy {strategy}, set by --strategy; {describe(cluster)}.")
 
@@ -81,13 +85,3 @@ def _check_processes(strategy: str, processes: Processes, cluster: Cluster) -> N
             f"--strategy={strategy} must know the address of rank 0. Received: {cluster.source}'s variables, which do "
             "not have it. Set TFDIST_COORDINATOR=host:port."
         )
-
-
-def _select_strategy(env: Environment, cluster: Cluster, local_devices: int) -> Detection:
-    selected = next(
-        declaration for declaration in DECLARATIONS if declaration.auto and declaration.auto(cluster, local_devices)
-    )
-    devices = f"{local_devices} local devices" if local_devices > 1 else "one local device"
-    is_one = selected.processes is Processes.ONE
-    cause = f"this is one process with {devices}{hint(env)}" if is_one else describe(cluster)
-    return Detection(cluster, selected.name, f"Using strategy {selected.name}, because {cause}.")

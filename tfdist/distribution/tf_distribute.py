@@ -19,7 +19,7 @@ from tfdist.collectives.replica_context import MakeGroup, ReplicaContextCollecti
 from tfdist.config.strategy_registry import DECLARATIONS, Processes
 from tfdist.coordination import Group, join
 from tfdist.coordination.group import long_timeout
-from tfdist.distribution.strategy import Strategy, VariableAdoption
+from tfdist.distribution.strategy import LossFunction, LossGradients, Strategy, VariableAdoption, Variables
 from tfdist.errors import InputError
 
 
@@ -46,17 +46,16 @@ class TensorFlowStrategy(Strategy):
         local_count = self.replicas // cluster.size
         self.local_replicas = range(cluster.rank * local_count, (cluster.rank + 1) * local_count)
         if make_group is None and cluster.size == 1 and not self.compiles_replicas:
-            make_group = self._make_group
+            queues, wire = Queues(), ReplicaContextCollectives.wire
+
+            def make_group(ranks: tuple[int, ...], rank: int) -> DeviceGroup:
+                return DeviceGroup(ranks, ranks.index(rank), wire, queues)
+
         self.collectives = ReplicaContextCollectives(self.replicas, options, make_group)
-        self._queues = Queues()
 
     @functools.cached_property
     def adoption(self) -> "MirroredVariables":
         return MirroredVariables(self)
-
-    def _make_group(self, ranks: tuple[int, ...], rank: int) -> DeviceGroup:
-        """Returns the collectives of some of this process's replicas for the caller, which has the rank `rank`."""
-        return DeviceGroup(ranks, ranks.index(rank), self.collectives.wire, self._queues)
 
     def _placement(self) -> contextlib.AbstractContextManager:
         return self.engine.scope()
@@ -77,9 +76,7 @@ class TensorFlowStrategy(Strategy):
 
         return tf.nest.pack_sequence_as(values[0], [distribute_leaf(i) for i in range(len(leaves[0]))])
 
-    def gradients(
-        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
-    ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
+    def gradients(self, loss_fn: LossFunction, variables: Variables, *batch: Any) -> LossGradients:
         for variable in variables:
             keras_internals.watch_copies(self.local(variable.value))
         return super().gradients(loss_fn, variables, *batch)
@@ -87,9 +84,7 @@ class TensorFlowStrategy(Strategy):
     def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
         return keras_internals.own_copies(variables)
 
-    def apply_locally(
-        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
+    def apply_locally(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Variables) -> None:
         with self.own_copies([*variables, *optimizer.variables]), keras_internals.updating_own_copies():
             super().apply_locally(optimizer, gradients, variables)
 

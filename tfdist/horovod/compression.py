@@ -70,8 +70,6 @@ class Method:
 
 
 class _CompressionMeta(type):
-    """Adds an attribute for each method in tfdist's catalog."""
-
     def __getattr__(cls, name: str) -> Method:
         if name not in METHODS:
             raise AttributeError(f"hvd.Compression has no method {name}.{nearest(name, ('none', 'fp16', *METHODS))}")

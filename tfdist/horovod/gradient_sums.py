@@ -128,7 +128,6 @@ class GradientSums:
         return totals | self._individual_totals(individual_gradients)
 
     def _individual_totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
-        """Reduces each gradient separately, for operations and shapes that buckets do not support."""
         options, factor, totals = self.options, self.options.gradient_predivide_factor, {}
         arguments: dict[str, Any] = {"op": options.op, "compression": options.compression}
         arguments |= {"prescale_factor": 1.0 / factor, "postscale_factor": factor, "process_set": options.process_set}
@@ -151,7 +150,14 @@ class GradientSums:
         specs = [tf.TensorSpec(x.shape, x.dtype, name) for x, name in zip(inputs, names, strict=True)]
         reducer = reducer_of(self.options.compression, specs)
         if engine().is_elastic and not is_lossless(self.options.compression):
-            inputs = _assert_same_size(inputs, collectives.size, self.options)
+            assertion = tf.debugging.assert_equal(
+                engine().count(self.options.process_set),
+                collectives.size,
+                f"{self.options.compression} was traced for {collectives.size} ranks, but the elastic job has a different "
+                "number now. Trace the tf.function again after a reset, or use hvd.Compression.none",
+            )
+            with tf.control_dependencies([] if assertion is None else [assertion]):
+                inputs = [tf.identity(tensor) for tensor in inputs]
         variables = self._variables(reducer, specs)
         state = [tf.convert_to_tensor(variable) for variable in variables]
         result = reducer.reduce(inputs, state, collectives, name=message)
@@ -200,11 +206,7 @@ class GradientSums:
 
 
 def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
-    """Returns the names of the gradients on the first rank; layers may have other names or numbers on other ranks.
-
-    Raises:
-      InputError: dtypes, shapes or the order of names differ; raised on every rank.
-    """
+    """Returns the names of the gradients on the first rank; layers may have other names or numbers on other ranks."""
     group, names = current_engine.group, list(plan)
     if group.all_equal("horovod/gradients", list(plan.items()), _PLAN_SECONDS):
         return names
@@ -218,17 +220,6 @@ def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
-
-
-def _assert_same_size(tensors: list[tf.Tensor], size: int, options: Options) -> list[tf.Tensor]:
-    assertion = tf.debugging.assert_equal(
-        engine().count(options.process_set),
-        size,
-        f"{options.compression} was traced for {size} ranks, but the elastic job has a different number now. Trace the "
-        "tf.function again after a reset, or use hvd.Compression.none",
-    )
-    with tf.control_dependencies([] if assertion is None else [assertion]):
-        return [tf.identity(tensor) for tensor in tensors]
 
 
 def _describe(gradient: Gradient) -> str:

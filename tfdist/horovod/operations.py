@@ -305,15 +305,15 @@ def reducescatter(  # noqa: D417
       InputError: the tensor is a scalar, or the operation is not supported.
       tf.errors.FailedPreconditionError: on every rank, if the ranks' shapes, dtypes, operations or factors differ.
     """
-    if to_reduce_op(op) not in (Average, Sum):
+    if (reduce_op := to_reduce_op(op)) not in (Average, Sum):
         raise InputError(
-            f"reducescatter takes op=Average or Sum. Received: {to_reduce_op(op).name}. Use allreduce and take the rows."
+            f"reducescatter takes op=Average or Sum. Received: {reduce_op.name}. Use allreduce and take the rows."
         )
     compressor = wire_compressor(compression)
     call = call_of("reducescatter", name, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         message, context = compressor.compress(_check_rows(tensor, "reducescatter"))
-        result = _reduce_scatter(message, ReduceOp(op), (prescale_factor, postscale_factor), call)
+        result = _reduce_scatter(message, reduce_op, (prescale_factor, postscale_factor), call)
         return compressor.decompress(result, context)
 
 

@@ -146,16 +146,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         the first step if the ranks' gradients differ.
     """
     check_groups(num_groups, groups)
-    if to_reduce_op(op) not in (Average, Sum):
+    if (reduce_op := to_reduce_op(op)) not in (Average, Sum):
         raise InputError(
-            f"DistributedOptimizer takes op=Average or Sum. Received: {to_reduce_op(op).name}. Use "
-            "hvd.DistributedGradientTape."
+            f"DistributedOptimizer takes op=Average or Sum. Received: {reduce_op.name}. Use hvd.DistributedGradientTape."
         )
     name, method = name or f"Distributed{type(optimizer).__name__}", validate_compression(compression)
-    factor, reduce_op = gradient_predivide_factor, to_reduce_op(op)
-    options = Options(
-        name, method, sparse_as_dense, reduce_op, factor, process_set, scale_local_gradients, device_dense
-    )
+    arguments = gradient_predivide_factor, process_set, scale_local_gradients
+    options = Options(name, method, sparse_as_dense, reduce_op, *arguments, device_dense)
     accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
     patch_keras()
     optimizer_copy = wrap_optimizer(optimizer, GradientSums(options), accumulation)

@@ -93,16 +93,14 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see Distribut
         `DistributedOptimizer`.
     """
     check_groups(num_groups, groups)
-    compression = validate_compression(compression)
-    if to_reduce_op(op) not in (Average, Sum) and not is_lossless(compression):
+    compression, reduce_op = validate_compression(compression), to_reduce_op(op)
+    if reduce_op not in (Average, Sum) and not is_lossless(compression):
         raise InputError(
-            f"op=hvd.{to_reduce_op(op).name} takes Compression.none or .fp16. Received: {compression.text}. Use "
+            f"op=hvd.{reduce_op.name} takes Compression.none or .fp16. Received: {compression.text}. Use "
             "op=hvd.Average, or leave out compression."
         )
-    name, factor, reduce_op = "DistributedGradientTape", gradient_predivide_factor, to_reduce_op(op)
-    options = Options(
-        name, compression, sparse_as_dense, reduce_op, factor, process_set, scale_local_gradients, device_dense
-    )
+    name, arguments = "DistributedGradientTape", (gradient_predivide_factor, process_set, scale_local_gradients)
+    options = Options(name, compression, sparse_as_dense, reduce_op, *arguments, device_dense)
     reduction = _reductions.setdefault(options, GradientSums(options))
     return DistributedTape(gradtape, reduction, local_variables(local_layers))
 

@@ -37,8 +37,7 @@ class TensorFlowEngine(Engine):
                 f"tfdist.horovod uses one device per process. Received: {len(strategy.local_replicas)} of this "
                 "process. Start one process per device."
             )
-        self._strategy = strategy
-        self.group = strategy.group
+        self._strategy, self.group = strategy, strategy.group
         self.object_key = self.group.token_for("objects")
         self.collectives = strategy.process_collectives
         self._deadline = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 600) or _NO_DEADLINE_SECONDS

@@ -34,12 +34,20 @@ class Accumulation:
 
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Tensor:
         """Adds the gradients of a pass; returns a scalar bool, whether the pass was the last one of a step."""
-        count = self._build(gradients, variables)
+        with tf.init_scope():
+            if self._count is None or self._variable_count is None:
+                self._count = tf.Variable(0, trainable=False, name="backward_passes")
+                self._variable_count = tf.Variable(0, trainable=False, name="variables_with_gradients")
+            for gradient, variable in zip(gradients, variables, strict=True):
+                if gradient is not None and key_of(variable) not in self._sums:
+                    total = tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False)
+                    self._sums[key_of(variable)] = variable, total
+                    self._variable_count.assign(len(self._sums))
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
                 _, total = self._sums[key_of(variable)]
                 total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
-        return tf.equal(count.assign((count + 1) % self.passes), 0)
+        return tf.equal(self._count.assign((self._count + 1) % self.passes), 0)
 
     def pop_sums(self, variables: Sequence[Any]) -> tuple[list[Gradient], list[Any]]:
         """Returns the sums, or means, of a step and their variables, and resets the sums.
@@ -50,7 +58,13 @@ class Accumulation:
         sums = {key: total for key, (_, total) in self._sums.items()}
         keys = {key_of(variable) for variable in variables}
         all_variables = [*variables, *(variable for key, (variable, _) in self._sums.items() if key not in keys)]
-        with tf.control_dependencies([self._assert_all_traced()] if tf.inside_function() else []):
+        are_traced = tf.debugging.assert_equal(
+            self._variable_count,
+            len(self._sums),
+            "backward_passes_per_step: a variable had its first gradient after this tf.function was traced, which would not "
+            "update it. Pass zeros instead of None, or pass the variable's gradient to apply before the function is called",
+        )
+        with tf.control_dependencies([are_traced] if tf.inside_function() else []):
             divisor = self.passes if self.average else 1
             values = {key: total.read_value() / divisor for key, total in sums.items()}
         with tf.control_dependencies(list(values.values())):
@@ -60,26 +74,6 @@ class Accumulation:
     def _reset(self) -> None:
         for _, total in self._sums.values():
             total.assign(tf.zeros(total.shape, total.dtype))  # not a product with 0, which keeps NaN
-
-    def _assert_all_traced(self) -> tf.Operation:
-        return tf.debugging.assert_equal(
-            self._variable_count,
-            len(self._sums),
-            "backward_passes_per_step: a variable had its first gradient after this tf.function was traced, which would not "
-            "update it. Pass zeros instead of None, or pass the variable's gradient to apply before the function is called",
-        )
-
-    def _build(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Variable:
-        with tf.init_scope():
-            if self._count is None or self._variable_count is None:
-                self._count = tf.Variable(0, trainable=False, name="backward_passes")
-                self._variable_count = tf.Variable(0, trainable=False, name="variables_with_gradients")
-            for gradient, variable in zip(gradients, variables, strict=True):
-                if gradient is not None and key_of(variable) not in self._sums:
-                    total = tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False)
-                    self._sums[key_of(variable)] = variable, total
-                    self._variable_count.assign(len(self._sums))
-        return self._count
 
 
 class Distributed:

@@ -2,11 +2,10 @@
 
 import contextlib
 import dataclasses
-import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tfdist.cluster import progress_file, terminal
 from tfdist.cluster.environment import without_sources
@@ -17,17 +16,15 @@ from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, 
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.errors import SIGNAL_OFFSET, ExitCode
 from tfdist.launcher import orders
-from tfdist.launcher.child import EVALUATOR, Child, Start, Task
+from tfdist.launcher.child import EVALUATOR, Child, Task
 from tfdist.launcher.engine_environment import ENGINES, evaluator_variables
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.order_sources import OrderSource, is_request, lost_launcher
 from tfdist.launcher.orders import Order, OrderKind, Report
-from tfdist.launcher.orphan_guard import OrphanGuard
-from tfdist.launcher.output_forwarding import Channel, Log, ProgressFiles, Screen, prefix
+from tfdist.launcher.output_forwarding import Channel, Log, Screen, prefix
 from tfdist.launcher.placement import Placement, place_processes
-from tfdist.launcher.supervision import Stop, Supervisor
+from tfdist.launcher.supervision import Host, Stop, StopCheck, Supervisor
 
-StopCheck = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
 JOB_NAME_VARIABLE = "TFDIST_LAUNCHED"  # name of the job, with its start time, for the names of its output
 _LAUNCHER_VARIABLES = (
@@ -39,29 +36,6 @@ _LAUNCHER_VARIABLES = (
     terminal.LAUNCHER_VARIABLE,
     "TFDIST_COORDINATOR",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Host:
-    """State shared by all attempts of a job on this host; see `job_runner.run` for the other attributes.
-
-    Attributes:
-      guard: kills the processes if this process is killed.
-      logs: directory of the ranks' logs.
-      progress_files: the ranks' progress files; None if progress is not needed.
-      received_signals: received signals that request the end of the job.
-    """
-
-    job: Job
-    command: Callable[[int], Sequence[str]]
-    environment: Mapping[str, str]
-    start: Start
-    guard: OrphanGuard
-    logs: pathlib.Path
-    progress_files: ProgressFiles | None
-    stops: Sequence[StopCheck]
-    received_signals: Sequence[int]
-    say: Callable[[str], None]
 
 
 def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
@@ -81,7 +55,8 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
             exposure = ENGINES[host.job.launcher].exposure
             if exposure and not host.job.servers:
                 host.say(exposure)
-        timeout = _StartTimeout(host.job.start_timeout_seconds, server)
+        absent: list[int] = []  # ranks that do not join in time
+        timeout = _start_timeout(host.job.start_timeout_seconds, server, absent)
         rejoin = _RejoinCheck(host.job, server, order.attempt)
         stops: list[StopCheck] = [*host.stops, timeout, lambda: _check_launchers(host, launchers)]
         stops += [lambda: _check_orders(host, order_source), rejoin]
@@ -90,7 +65,7 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
     step, final = host.progress_files.read(ranks) if host.progress_files else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
-    return report._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
+    return report._replace(outcome=outcome, step=step, final=final, absent=absent)
 
 
 @contextlib.contextmanager
@@ -124,11 +99,11 @@ def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str
     for rank, rank_variables in zip(placement.ranks(), variables, strict=True):
         environment = job_environment | rank_variables
         if host.progress_files:
-            environment[progress_file.VARIABLE] = str(host.progress_files.create(rank.rank))
-        if rank.rank == 0 and (columns := terminal.columns_of(sys.stderr)):
-            width = max(columns - len(prefix(rank.rank)), 1)  # the last state of a progress bar remains as a line
+            environment[progress_file.VARIABLE] = str(host.progress_files.create(rank))
+        if rank == 0 and (columns := terminal.columns_of(sys.stderr)):
+            width = max(columns - len(prefix(rank)), 1)  # the last state of a progress bar remains as a line
             environment[terminal.LAUNCHER_VARIABLE] = str(width)
-        tasks.append(Task(rank.rank, host.command(rank.rank), environment, host.logs / f"rank-{rank.rank}.log"))
+        tasks.append(Task(rank, host.command(rank), environment, host.logs / f"rank-{rank}.log"))
     if host.job.evaluator and placement.node == 0:
         environment = job_environment | evaluator_variables(placement)
         tasks.append(Task(EVALUATOR, host.command(0), environment, host.logs / "evaluator.log"))
@@ -154,7 +129,7 @@ def _supervise(
     try:
         for task in tasks:
             log = stack.enter_context(contextlib.closing(Log(task.log, attempt_number)))
-            child = Child(task, host.start)
+            child = Child(task)
             children.append(child)
             host.guard.add(child.pid)
             channels += [
@@ -165,17 +140,8 @@ def _supervise(
         for child in children:
             child.reap()
         raise
-    stops = [*stops, lambda: stop_requested(host), lambda: _check_output(host, screens)]
-    supervisor = Supervisor(
-        host.job,
-        children,
-        channels,
-        launchers,
-        server,
-        stops=stops,
-        is_repeated=lambda: is_repeated_request(host),
-        say=host.say,
-    )
+    stops = [*stops, host.stop_requested, lambda: _check_output(host, screens)]
+    supervisor = Supervisor(host, children, channels, launchers, server, stops)
     try:
         outcome = supervisor.run()
         failures = orders.count_local_failures([child for child in children if child.rank != EVALUATOR], outcome)
@@ -186,52 +152,31 @@ def _supervise(
         host.guard.sweep()
 
 
-def stop_requested(host: Host) -> Stop | None:
-    """Returns a `Stop` if this launcher has received a signal."""
-    if not host.received_signals:
-        return None
-    name = signal.Signals(host.received_signals[0]).name
-    outcome = Outcome(SIGNAL_OFFSET + host.received_signals[0], f"ended by {name}")
-    return Stop(outcome, host.job.grace_seconds, is_requested=True)
-
-
-def is_repeated_request(host: Host) -> bool:
-    """Returns whether this launcher has received a second signal."""
-    return len(host.received_signals) > 1
-
-
 def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
     outcome = Outcome(SIGNAL_OFFSET + signal.SIGPIPE, "the output is no longer read")
     return Stop(outcome, host.job.grace_seconds) if any(screen.is_broken for screen in screens) else None
 
 
-class _StartTimeout:
-    """A check that all ranks join the group within a time limit after the first one.
+def _start_timeout(seconds: float, server: Server | None, absent: list[int]) -> StopCheck:
+    """Returns a check that all ranks join the group within a time limit after the first one; it adds those that do not.
 
     Ranks that do not use tfdist never join the group, and have no time limit.
-
-    Attributes:
-      absent: ranks that did not join in time.
     """
+    first_join = 0.0
 
-    def __init__(self, seconds: float, server: Server | None):
-        self._seconds, self._server = seconds, server
-        self._first_join = 0.0
-        self.absent: list[int] = []
+    def check() -> Stop | None:
+        nonlocal first_join
+        missing = server.absent_ranks() if server else []
+        if not missing or not server or len(missing) == server.size:
+            return None
+        first_join = first_join or time.monotonic()
+        if time.monotonic() - first_join < seconds:
+            return None
+        absent[:] = missing
+        reason = f"{name_ranks(missing)} did not join the job's group within {seconds:g} s (--start_timeout_seconds)"
+        return Stop(Outcome(ExitCode.PEER_LOST, reason, missing[0]), is_final=False)
 
-    def __call__(self) -> Stop | None:
-        absent = self._server.absent_ranks() if self._server else []
-        if not absent or not self._server or len(absent) == self._server.size:
-            return None
-        now = time.monotonic()
-        self._first_join = self._first_join or now
-        if now - self._first_join < self._seconds:
-            return None
-        self.absent = absent
-        reason = (
-            f"{name_ranks(absent)} did not join the job's group within {self._seconds:g} s (--start_timeout_seconds)"
-        )
-        return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), is_final=False)
+    return check
 
 
 class _RejoinCheck:
@@ -261,10 +206,7 @@ class _RejoinCheck:
         return Stop(outcome, self._job.grace_seconds, is_requested=True, is_final=False)
 
     def outcome(self, attempt_outcome: Outcome) -> Outcome:
-        """Returns the outcome of the attempt.
-
-        If all processes have saved as requested, the outcome is the loss, which uses up a restart.
-        """
+        """Returns the outcome of the attempt: the loss, which uses up a restart, if all processes have saved as requested."""
         if not self._lost_ranks or attempt_outcome.code != ExitCode.PREEMPTED:
             return attempt_outcome
         return Outcome(

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError
@@ -99,9 +99,6 @@ class Task(NamedTuple):
     log: pathlib.Path
 
 
-Start = Callable[[Sequence[str], Mapping[str, str], int, int], NewProcess]  # (command, environment, stdout, stderr)
-
-
 class Child:
     """The process of a rank, which leads a process group.
 
@@ -121,13 +118,13 @@ class Child:
       InputError: the program does not exist.
     """
 
-    def __init__(self, task: Task, start: Start = NewProcess):
+    def __init__(self, task: Task):
         self.rank, self.log = task.rank, task.log
         self._name = "the evaluator" if self.rank == EVALUATOR else f"rank {self.rank}"
         (out, child_out), (err, child_err) = os.pipe(), os.pipe()
         self.out, self.err = os.fdopen(out, "rb"), os.fdopen(err, "rb")
         try:
-            self._process = start(task.command, task.environment, child_out, child_err)
+            self._process = NewProcess(task.command, task.environment, child_out, child_err)
         except OSError as error:
             self.out.close()
             self.err.close()
@@ -149,7 +146,8 @@ class Child:
         if self.code is None and (code := self._process.poll()) is not None:
             self.end_time = time.monotonic()
             self.code = code if code >= 0 else SIGNAL_OFFSET - code
-            if self._is_out_of_memory():
+            is_killed = self.code == SIGNAL_OFFSET + signal.SIGKILL and self._kill_time is None
+            if is_killed and out_of_memory_kills() > self._initial_kills:
                 self.code = ExitCode.OUT_OF_MEMORY
                 _log.warning(
                     "tfdist launch: the kernel killed %s (process %d), because the memory of its control group or "
@@ -158,10 +156,6 @@ class Child:
                     self.pid,
                 )
         return self.code is not None
-
-    def _is_out_of_memory(self) -> bool:
-        is_killed = self.code == SIGNAL_OFFSET + signal.SIGKILL and self._kill_time is None
-        return is_killed and out_of_memory_kills() > self._initial_kills
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process group."""

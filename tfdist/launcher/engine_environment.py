@@ -1,9 +1,7 @@
 """The environment variables and servers of each engine."""
 
 import contextlib
-import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -11,7 +9,7 @@ from typing import NamedTuple
 from tfdist.cluster.tf_config import EVALUATOR
 from tfdist.coordination import horovod_store
 from tfdist.errors import InputError
-from tfdist.launcher.placement import Placement, Rank
+from tfdist.launcher.placement import Placement
 
 
 class Engine(NamedTuple):
@@ -24,15 +22,13 @@ class Engine(NamedTuple):
     """
 
     serve: Callable[[Placement], AbstractContextManager[int]]
-    variables: Callable[[Placement, int, Rank], dict[str, str]]
+    variables: Callable[[Placement, int, int], dict[str, str]]
     exposure: str
 
 
-def _tf_config(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
+def _tf_config(placement: Placement, port: int, rank: int) -> dict[str, str]:
     workers = placement.size - placement.servers
-    task = (
-        {"type": "worker", "index": rank.rank} if rank.rank < workers else {"type": "ps", "index": rank.rank - workers}
-    )
+    task = {"type": "worker", "index": rank} if rank < workers else {"type": "ps", "index": rank - workers}
     return {"TF_CONFIG": json.dumps({"cluster": _cluster(placement), "task": task})}
 
 
@@ -58,23 +54,25 @@ def _serve_rendezvous(placement: Placement) -> Iterator[int]:
             f"--launcher=horovod needs Horovod. Received: {error}. Run `tfdist install_horovod`."
         ) from error
     hosts = [HostInfo(_node_name(node), len(ports)) for node, ports in enumerate(placement.ports)]
-    with horovod_store.running_server(
-        placement.hosts[0], get_host_assignments(hosts, placement.size, placement.size)
-    ) as port:
+    slots = get_host_assignments(hosts, placement.size, placement.size)
+    with horovod_store.running_server(placement.hosts[0], slots) as port:
         yield port
 
 
-def _horovod_variables(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
-    variables = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": placement.hosts[0],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_HOSTNAME": _node_name(placement.node),
+def _horovod_variables(placement: Placement, port: int, rank: int) -> dict[str, str]:
+    counts, local_rank = [len(ports) for ports in placement.ports], rank - placement.ranks().start
+    hosts_with_rank = [count > local_rank for count in counts]
+    numbers = {
+        "RANK": rank,
+        "SIZE": placement.size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_SIZE": counts[placement.node],
+        "CROSS_RANK": sum(hosts_with_rank[: placement.node]),
+        "CROSS_SIZE": sum(hosts_with_rank),
     }
-    variables |= {f"HOROVOD_{name.upper()}": str(number) for name, number in dataclasses.asdict(rank).items()}
-    interface = os.environ.get("HOROVOD_GLOO_IFACE") or placement.interface
-    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # selected by Gloo by default
+    variables = {f"HOROVOD_{name}": str(number) for name, number in numbers.items()}
+    variables |= horovod_store.gloo_variables(placement.hosts[0], port, lambda: placement.interface)
+    return variables | {"HOROVOD_HOSTNAME": _node_name(placement.node)}
 
 
 def _node_name(node: int) -> str:

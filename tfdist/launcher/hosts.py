@@ -53,7 +53,9 @@ def read(path: str) -> dict[str, int]:
     """
     try:
         if os.access(path, os.X_OK) and os.path.isfile(path):
-            text, source = _output_of(path), f"what {path} prints"
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "check": True}
+            program = subprocess.run([os.path.abspath(path)], timeout=PROGRAM_SECONDS, **options)
+            text, source = program.stdout.decode(errors="replace"), f"what {path} prints"
         else:
             with open(path, encoding="utf-8") as file:
                 text, source = file.read(), path
@@ -68,11 +70,6 @@ def read(path: str) -> dict[str, int]:
     except (OSError, UnicodeDecodeError) as error:
         problem = getattr(error, "strerror", None) or str(error)
     raise InputError(f"--hosts must be a file, or a program, that lists hosts. Received: {path}: {problem}.")
-
-
-def _output_of(path: str) -> str:
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "check": True}
-    return subprocess.run([os.path.abspath(path)], timeout=PROGRAM_SECONDS, **options).stdout.decode(errors="replace")
 
 
 @contextlib.contextmanager

@@ -15,32 +15,15 @@ from tfdist.launcher.engine_environment import ENGINES
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The processes of a job, as seen by the launcher on one of its hosts.
+    """The processes of a job, as seen by the launcher on one of its hosts: the flags of `tfdist launch`.
 
     Attributes:
-      processes: number of processes of this launcher, at least 1; in an elastic job, the maximum number over all launchers.
+      processes: number of processes of this launcher, at least 1, including the servers; in an elastic job, the maximum number
+        over all launchers.
       min_processes: minimum number of processes of an elastic job, over all launchers; 0 if the job is not elastic.
       servers: number of processes that are parameter servers; they have the last ranks.
-      evaluator: whether the first launcher also starts an evaluator, which has no rank and whose failure the job survives.
-      hosts: a file or program that lists the number of processes of each host of an elastic job; see `hosts.parse`.
-      launcher: environment variables of the processes: "tensorflow" (TF_CONFIG) or "horovod".
-      nodes: number of launchers, one per host; launchers of an elastic job may join and leave instead.
-      node_rank: index of this launcher, in [0, nodes).
-      coordinator: `host:port` of node 0's launcher, or of the controlling launcher of an elastic job; required with several
-        hosts.
-      token_file: file with the launchers' token, see `job_token`; empty to read the token from the environment.
-      insecure: whether a job over several hosts may run without a token.
-      start_timeout_seconds: time for all launchers to connect, and for all ranks to join if they use tfdist.
-      log_dir: directory of the ranks' logs; empty for a new one under runs/.
-      grace_seconds: time for the processes to save and end after a request to end the job, before they are killed.
-      max_restarts: maximum number of restarts of all processes after failures; see `Restarts`. Defaults to no restart, or to
-        no limit in an elastic job.
-      max_preemptions: maximum number of restarts after exits with code 75 or by SIGTERM that were not requested from this
-        launcher. Has the same default as `max_restarts`.
-      restart_backoff_seconds: time before the first restart; doubles with each failure, up to 60 s.
-      rejoin_seconds: time before a failed process of an elastic job is started again, see `Slots`; in a job that continues
-        without a lost worker, time before all processes save and are started again with it, if a restart is left.
-      elastic_timeout_seconds: maximum time that an elastic job waits for its minimum number of processes; 0 for no limit.
+      max_restarts: maximum number of restarts after failures; None for no restart, or for no limit in an elastic job.
+      max_preemptions: maximum number of restarts after preemptions; None like `max_restarts`.
     """
 
     processes: int = 1

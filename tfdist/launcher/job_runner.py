@@ -18,8 +18,7 @@ from tfdist.coordination import Group
 from tfdist.coordination.job_token import add_token_flags, group_token, job_token, listen, split_address
 from tfdist.coordination.join import serve_group, wait_for_members
 from tfdist.errors import ExitCode, InputError, PeerLostError, error_summary
-from tfdist.launcher.attempt import Host, StopCheck, attempt, is_repeated_request, stop_requested
-from tfdist.launcher.child import NewProcess, Start
+from tfdist.launcher.attempt import attempt
 from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names, matches_host, watched_slots
 from tfdist.launcher.job import SUCCESS, Job, Outcome
 from tfdist.launcher.job_controller import JobController
@@ -27,7 +26,7 @@ from tfdist.launcher.order_sources import FixedNodes, LocalController, OrderSour
 from tfdist.launcher.orders import OrderKind, Report, new_job_name
 from tfdist.launcher.orphan_guard import OrphanGuard, collect_signals
 from tfdist.launcher.output_forwarding import ProgressFiles, log_directory
-from tfdist.launcher.supervision import POLL_SECONDS
+from tfdist.launcher.supervision import POLL_SECONDS, Host, StopCheck
 
 MEMORY = "/dev/shm"  # on Linux
 
@@ -37,7 +36,6 @@ def run(
     command: Callable[[int], Sequence[str]],
     environment: Mapping[str, str],
     *,
-    start: Start = NewProcess,
     stops: Sequence[StopCheck] = (),
     signals: list[int] | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -48,7 +46,6 @@ def run(
       job: the job.
       command: returns the command of a rank.
       environment: environment of the processes; variables that identify a process are replaced.
-      start: starts a process.
       stops: polled for reasons to end the processes.
       signals: list for signals that request the end while processes run, see `orphan_guard.collect_signals`; None if the
         caller handles signals.
@@ -72,7 +69,7 @@ def run(
         variables = {**environment, in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
         received_signals: Sequence[int] = () if signals is None else signals
         with contextlib.nullcontext() if signals is None else collect_signals(signals):
-            host = Host(job, command, variables, start, guard, logs, progress_files, stops, received_signals, say)
+            host = Host(job, command, variables, guard, logs, progress_files, stops, received_signals, say)
             outcome = _follow_orders(host, order_source)
         return order_source.conclude(outcome)
 
@@ -80,7 +77,7 @@ def run(
 def _follow_orders(host: Host, order_source: OrderSource) -> Outcome:
     last_outcome, is_first = SUCCESS, True
     while (order := order_source.order()).kind != OrderKind.OVER:
-        stop = stop_requested(host)
+        stop = host.stop_requested()
         if order.kind == OrderKind.STOP:  # the order to run was replaced before it was received
             order_source.report(Report(order.outcome))
         elif order.kind == OrderKind.RUN and stop:
@@ -95,19 +92,14 @@ def _follow_orders(host: Host, order_source: OrderSource) -> Outcome:
         else:
             if stop:  # a preempted run stays preempted, because it has saved
                 is_preempted = last_outcome.code == ExitCode.PREEMPTED
-                order_source.end(last_outcome if is_preempted else stop.outcome, is_immediate=is_repeated_request(host))
+                order_source.end(last_outcome if is_preempted else stop.outcome, is_immediate=host.is_repeated_request)
             time.sleep(POLL_SECONDS)
     return order.outcome
 
 
 @contextlib.contextmanager
 def _fixed_launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
-    """Yields the group of all launchers of a job, which node 0 serves at the coordinator's address.
-
-    Raises:
-      PeerLostError: a launcher did not connect in time.
-      InputError: node 0 cannot listen at the address, there is no token, or the token, --nodes or --node_rank differ.
-    """
+    """Yields the group of all launchers of a job, which node 0 serves at the coordinator's address."""
     group = serve_group(
         job.coordinator,
         rank=job.node_rank,
@@ -138,15 +130,17 @@ def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[s
         if job.nodes > 1:
             yield FixedNodes(job, stack.enter_context(_fixed_launchers(job, environment)))
             return
-        listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
+        listener, token = None, ""
         if job.is_elastic and job.coordinator:
             from tfdist.launcher.rendezvous_server import RemoteAgent, RendezvousServer  # late, because they load NumPy
-        if job.is_elastic and job.coordinator and listener is None:
-            yield stack.enter_context(RemoteAgent(job, _rendezvous_token(job, environment)))
-            return
+
+            listener = _listener(job.coordinator)
+            token = group_token(_token(job, environment), "launcher", job.coordinator)
+            if listener is None:
+                yield stack.enter_context(RemoteAgent(job, token))
+                return
         host_slots = stack.enter_context(watched_slots(job.hosts)) if job.hosts else lambda: None
         controller = JobController(job, say, host_slots=host_slots, job_name=new_job_name())
-        token = _rendezvous_token(job, environment) if listener else ""
         # Created before remote launchers join: the first launcher owns the job.
         local_controller = LocalController(job, controller, token)
         if listener:
@@ -156,10 +150,6 @@ def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[s
 
 def _token(job: Job, environment: Mapping[str, str]) -> str:
     return job_token(add_token_flags(environment, job.token_file, job.insecure), job.coordinator)
-
-
-def _rendezvous_token(job: Job, environment: Mapping[str, str]) -> str:
-    return group_token(_token(job, environment), "launcher", job.coordinator)
 
 
 def _listener(coordinator: str) -> socket.socket | None:
@@ -235,13 +225,12 @@ class CapturedJobs:
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
         stops: Sequence[StopCheck],
-        start: Start = NewProcess,
     ) -> Outcome:
         """Runs a job like `job_runner.run`, with the output of its processes in the directory `logs`."""
         job = dataclasses.replace(job, log_dir=str(logs), grace_seconds=_GRACE_SECONDS)
         output = io.StringIO()  # discarded; the logs contain it
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            return run(job, command, environment, start=start, stops=stops)
+            return run(job, command, environment, stops=stops)
 
 
 def last_line(log: str) -> str:

@@ -4,7 +4,7 @@ import enum
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tfdist.errors import ExitCode
 from tfdist.launcher.child import Child
@@ -12,7 +12,7 @@ from tfdist.launcher.job import Outcome
 
 
 class OrderKind(enum.StrEnum):
-    """Action of a launcher."""
+    """Action of a launcher; equal to its JSON."""
 
     WAIT = "wait"
     RUN = "run"
@@ -61,7 +61,10 @@ class Report(NamedTuple):
     dead: int = 0
     step: int | None = None
     final: bool = False
-    absent: tuple[int, ...] = ()
+    absent: Sequence[int] = ()
+
+
+_Message = TypeVar("_Message", Order, Report)
 
 
 def new_job_name() -> str:
@@ -69,28 +72,15 @@ def new_job_name() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def encode_order(order: Order) -> dict[str, Any]:
-    """Encodes an order."""
-    return order._asdict() | {"outcome": _encode_outcome(order.outcome)}
+def encode(message: Order | Report) -> dict[str, Any]:
+    """Encodes an order or a report as JSON, without the log of its outcome, which is a local file."""
+    outcome = message.outcome
+    return message._asdict() | {"outcome": [int(outcome.code), outcome.reason, outcome.rank]}
 
 
-def decode_order(fields: Mapping[str, Any]) -> Order:
-    """Decodes an order."""
-    return Order(**{**fields, "kind": OrderKind(fields["kind"]), "outcome": Outcome(*fields["outcome"])})
-
-
-def encode_report(report: Report) -> dict[str, Any]:
-    """Encodes a report."""
-    return report._asdict() | {"outcome": _encode_outcome(report.outcome)}
-
-
-def decode_report(fields: Mapping[str, Any]) -> Report:
-    """Decodes a report."""
-    return Report(**{**fields, "outcome": Outcome(*fields["outcome"]), "absent": tuple(fields["absent"])})
-
-
-def _encode_outcome(outcome: Outcome) -> list[object]:
-    return [int(outcome.code), outcome.reason, outcome.rank]  # without the log, a local file
+def decode(kind: type[_Message], fields: Mapping[str, Any]) -> _Message:
+    """Decodes an order or a report."""
+    return kind(**{**fields, "outcome": Outcome(*fields["outcome"])})
 
 
 # Exit codes that do not count as failures of the process itself; a stall ends all processes.

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import IO
 
 from tfdist.cluster.signals import LAUNCHER_VARIABLE, TOGETHER_SECONDS
 from tfdist.launcher import reaper
@@ -67,7 +66,7 @@ class OrphanGuard:
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", reaper.__file__],
+                [sys.executable, "-I", "-S", reaper.__file__, self._variable],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -76,7 +75,8 @@ class OrphanGuard:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
-        self._send(f"{self._variable}\n")
+        assert self._process.stdin
+        self._input = self._process.stdin
         return self
 
     def add(self, group: int) -> None:
@@ -102,11 +102,6 @@ class OrphanGuard:
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
         self._process.wait()
-
-    @property
-    def _input(self) -> IO[bytes]:
-        assert self._process.stdin
-        return self._process.stdin
 
     def _send(self, line: str) -> None:
         if self._input.closed:  # during shutdown, by another thread

@@ -257,9 +257,10 @@ class ProgressFiles:
 
     def read(self, ranks: Iterable[int]) -> tuple[int | None, bool]:
         """Returns the last step that one of the ranks has recorded, or None, and whether one forbids a restart."""
-        paths = [path for path in map(self._path, ranks) if path.exists()]  # logind may have removed them
-        steps = [step for path in paths if (step := progress_file.read(path)) is not None]
-        return max(steps, default=None), any(map(progress_file.forbids_restart, paths))
+        # logind may have removed files
+        records = [progress_file.read(path) for path in map(self._path, ranks) if path.exists()]
+        steps = [step for step, _ in records if step is not None]
+        return max(steps, default=None), any(is_final for _, is_final in records)
 
     def _path(self, rank: int) -> pathlib.Path:
         return self._folder / f"rank-{rank}"

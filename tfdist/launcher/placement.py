@@ -37,18 +37,6 @@ def free_ports(count: int, host: str) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rank:
-    """The rank of a process and the number of ranks: global, within its node, and across the nodes with its local rank."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Placement:
     """The placement of all ranks of a job; the ranks of a node are consecutive, in the order of nodes.
 
@@ -84,21 +72,10 @@ class Placement:
         other_host = self.hosts[0 if self.node else -1]
         return network_interface(LOOPBACK if len(self.hosts) == 1 else route_to(other_host).local_address)
 
-    def ranks(self) -> list[Rank]:
+    def ranks(self) -> range:
         """Returns the ranks of this node."""
-        counts = [len(ports) for ports in self.ports]
-        local_size = counts[self.node]
-        return [
-            Rank(
-                rank=sum(counts[: self.node]) + local_rank,
-                size=self.size,
-                local_rank=local_rank,
-                local_size=local_size,
-                cross_rank=sum(count > local_rank for count in counts[: self.node]),
-                cross_size=sum(count > local_rank for count in counts),
-            )
-            for local_rank in range(local_size)
-        ]
+        first = sum(map(len, self.ports[: self.node]))
+        return range(first, first + len(self.ports[self.node]))
 
 
 def place_processes(processes: int, host: str, launchers: Group, servers: int = 0) -> Placement:

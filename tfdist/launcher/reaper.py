@@ -1,11 +1,12 @@
 """Kills the processes of a job after SIGKILL has ended the launcher that started them.
 
-A separate program that does not import tfdist. It reads lines from standard input: NAME=VALUE is an environment variable that
-only processes of the job have; a number is a process group, and its negative removes that group; a path is a directory to
-remove. The line `done` means that the launcher has ended all of them itself; the end of the input without it means that the
-launcher was killed.
+A separate program that does not import tfdist. Its argument, NAME=VALUE, is an environment variable that only processes of the
+job have. It reads lines from standard input: a number is a process group, and its negative removes that group; a path is a
+directory to remove. The line `done` means that the launcher has ended all of them itself; the end of the input without it
+means that the launcher was killed.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -27,10 +28,8 @@ def kill_by_variable(variable: str, excluded_ids: Collection[int] = ()) -> None:
     while empty_searches < 2 and time.monotonic() < deadline:
         pids = [pid for pid in _find_processes(variable.encode()) if pid not in excluded_ids]
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # already ended
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:  # already ended
-                pass
         empty_searches = 0 if pids else empty_searches + 1
         time.sleep(_POLL_SECONDS)
 
@@ -50,25 +49,20 @@ def _find_processes(variable: bytes) -> list[int]:
 
 def main() -> None:
     """Reads the input until its end; see the module docstring."""
-    groups, directories, variable = set(), [], ""
+    groups, directories = set(), []
     for line in sys.stdin:
         if line == "done\n":
             return
         if line.startswith("/"):
             directories.append(line.rstrip("\n"))
-        elif "=" in line:
-            variable = line.rstrip("\n")
         elif int(line) > 0:
             groups.add(int(line))
         else:
             groups.discard(-int(line))
     for group in groups:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # already ended
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:  # already ended
-            pass
-    if variable:
-        kill_by_variable(variable)
+    kill_by_variable(sys.argv[1])
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
 

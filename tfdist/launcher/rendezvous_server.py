@@ -73,10 +73,10 @@ class RendezvousServer(Service, contextlib.AbstractContextManager["RendezvousSer
                 controller.remove_launcher(name)
             elif self._has_ended:
                 raise ConnectionError("the launcher has ended")
-            return Message(orders.encode_order(current_order))
+            return Message(orders.encode(current_order))
 
         def report(message: Message) -> Message:
-            controller.record_report(name, orders.decode_report(message.values))
+            controller.record_report(name, orders.decode(Report, message.values))
             return Message({})
 
         def leave(message: Message) -> Message:
@@ -132,7 +132,7 @@ class RemoteAgent(OrderSource, contextlib.AbstractContextManager["RemoteAgent"])
         """See base class. Leaves the job if the end of this launcher was requested."""
         self._reported_attempt = self._order.attempt
         with contextlib.suppress(PeerLostError):
-            self._call("report", orders.encode_report(report))
+            self._call("report", orders.encode(report))
         if report.stopped:
             self.end(report.outcome)
 
@@ -180,7 +180,7 @@ class RemoteAgent(OrderSource, contextlib.AbstractContextManager["RemoteAgent"])
     def _poll(self) -> None:
         with contextlib.suppress(PeerLostError):
             while not (self._ended.wait(_POLL_SECONDS) or self._loss_outcome):
-                order = orders.decode_order(self._call("order", {}))
+                order = orders.decode(Order, self._call("order", {}))
                 with self._order_lock:
                     if not self._has_left:  # otherwise the job is over
                         self._order = order

@@ -1,6 +1,5 @@
 """Runs a function in new processes that train together, from a notebook or a script."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -146,18 +145,12 @@ def spawn(
     """
     if not callable(fn):
         raise InputError(f"spawn calls a function in each process. Received: {fn!r:.60}. Give the function itself.")
-    job = Job(processes=processes, launcher=launcher, log_dir=log_dir)
     with tempfile.TemporaryDirectory(prefix="tfdist-spawn-") as path:
+        job = Job(processes=processes, launcher=launcher, log_dir=log_dir or path)
         directory = pathlib.Path(path)
         write_call(directory, fn, args, kwargs or {})
-        if not log_dir:
-            job = dataclasses.replace(job, log_dir=path)
-        outcome = job_runner.run(
-            job,
-            call_command(directory),
-            os.environ,
-            stops=[deadline(timeout)] if timeout is not None else [],
-        )
+        stops = [deadline(timeout)] if timeout is not None else []
+        outcome = job_runner.run(job, call_command(directory), os.environ, stops=stops)
         results = [read_result(directory, rank) for rank in range(processes)]
     _raise_failure(outcome, results)
     for rank, result in enumerate(results):

@@ -1,9 +1,11 @@
 """Supervises the processes of an attempt on this host: forwards their output, and ends all of them if one fails."""
 
+import dataclasses
+import pathlib
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tfdist.coordination import Group, LostMember, Server
@@ -11,7 +13,8 @@ from tfdist.coordination.group import name_ranks
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, describe_code
 from tfdist.launcher.child import EVALUATOR, Child
 from tfdist.launcher.job import Job, Outcome, root_cause
-from tfdist.launcher.output_forwarding import Channel
+from tfdist.launcher.orphan_guard import OrphanGuard
+from tfdist.launcher.output_forwarding import Channel, ProgressFiles
 
 POLL_SECONDS = 0.02
 SETTLE_SECONDS = 0.7  # time for the cause to appear after its consequences
@@ -39,7 +42,45 @@ class Stop(NamedTuple):
     wait: float = 0.0
 
 
-def deadline(seconds: float) -> Callable[[], Stop | None]:
+StopCheck = Callable[[], Stop | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """State shared by all attempts of a job on this host; see `job_runner.run` for the other attributes.
+
+    Attributes:
+      guard: kills the processes if this process is killed.
+      logs: directory of the ranks' logs.
+      progress_files: the ranks' progress files; None if progress is not needed.
+      received_signals: received signals that request the end of the job.
+    """
+
+    job: Job
+    command: Callable[[int], Sequence[str]]
+    environment: Mapping[str, str]
+    guard: OrphanGuard
+    logs: pathlib.Path
+    progress_files: ProgressFiles | None
+    stops: Sequence[StopCheck]
+    received_signals: Sequence[int]
+    say: Callable[[str], None]
+
+    def stop_requested(self) -> Stop | None:
+        """Returns a `Stop` if this launcher has received a signal."""
+        if not self.received_signals:
+            return None
+        number = self.received_signals[0]
+        outcome = Outcome(SIGNAL_OFFSET + number, f"ended by {signal.Signals(number).name}")
+        return Stop(outcome, self.job.grace_seconds, is_requested=True)
+
+    @property
+    def is_repeated_request(self) -> bool:
+        """Whether this launcher has received a second signal."""
+        return len(self.received_signals) > 1
+
+
+def deadline(seconds: float) -> StopCheck:
     """Returns a check that ends the processes after a number of seconds."""
     end = time.monotonic() + seconds
     stop = Stop(Outcome(ExitCode.STALLED, f"the processes did not end within {seconds:g} s"))
@@ -54,34 +95,29 @@ class Supervisor:
 
     def __init__(
         self,
-        job: Job,
+        host: Host,
         children: Sequence[Child],
         channels: Sequence[Channel],
         launchers: Group,
-        server: Server | None = None,
-        *,
-        stops: Sequence[Callable[[], Stop | None]] = (),
-        is_repeated: Callable[[], bool] = lambda: False,
-        say: Callable[[str], object] = print,
+        server: Server | None,
+        stops: Sequence[StopCheck],
     ):
         """Initializes the supervisor.
 
         Args:
-          job: the job.
+          host: state of the job on this host.
           children: the processes of the ranks, and the evaluator, if any.
           channels: their output.
           launchers: the launchers of the attempt, to which failures are announced.
           server: server of the ranks' group, if it is here.
           stops: polled for reasons to end the processes.
-          is_repeated: returns whether the user has repeated the request to end the job.
-          say: called with a message if the evaluator fails.
         """
-        self._job, self._launchers, self._server = job, launchers, server
+        self._host, self._launchers, self._server = host, launchers, server
         self._all_children = children
         self._children = [child for child in children if child.rank != EVALUATOR]
         self._evaluator = next((child for child in children if child.rank == EVALUATOR), None)
         self._has_evaluator_ended = False
-        self._stops, self._is_repeated, self._say = stops, is_repeated, say
+        self._stops = stops
         self._stop: Stop | None = None
         self._selector = selectors.DefaultSelector()
         for channel in channels:
@@ -102,7 +138,7 @@ class Supervisor:
                 self._wait_for_lost_rank()
                 if stop.is_requested and self._cause().code == ExitCode.PREEMPTED:  # all are already ending
                     stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
-                self._wait_until(lambda: self._all_ended() or self._is_repeated(), stop.wait)
+                self._wait_until(lambda: self._all_ended() or self._host.is_repeated_request, stop.wait)
                 self._terminate(stop.seconds)
             elif self._evaluator:
                 self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._poll_stops())
@@ -120,16 +156,18 @@ class Supervisor:
         self._wait_until(lambda: self._poll_stops() or self._cause().code or self._all_ended())
         if self._cause().code == ExitCode.PEER_LOST:  # wait for the cause
             self._wait_until(lambda: self._poll_stops() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
-        elif self._job.is_elastic and ExitCode.DONE < self._cause().code < _FIRST_RESERVED_CODE:
+        elif self._host.job.is_elastic and ExitCode.DONE < self._cause().code < _FIRST_RESERVED_CODE:
             self._wait_until(lambda: self._poll_stops() or self._all_ended(), SETTLE_SECONDS)
         if self._cause().code == ExitCode.PREEMPTED:  # a second signal would prevent the processes from saving
             self._wait_until(
                 lambda: self._poll_stops() or self._all_ended() or self._cause().code != ExitCode.PREEMPTED,
-                self._job.grace_seconds,
+                self._host.job.grace_seconds,
             )
         cause = self._cause()
         if cause.code == ExitCode.PREEMPTED and not self._all_ended():
-            cause = self._hang_outcome(cause)
+            ranks = [child.rank for child in self._children if child.code is None]
+            text = f"{name_ranks(ranks)} did not end within {self._host.job.grace_seconds:g} s (--grace_seconds)"
+            cause = Outcome(ExitCode.PEER_LOST, f"{text}, although {cause.reason}", ranks[0])
         return self._stop or (Stop(cause) if cause.code else None)
 
     def _wait_for_lost_rank(self) -> None:
@@ -137,14 +175,11 @@ class Supervisor:
         loss = self._loss
         leaving_children = [child for child in self._children if loss and loss.code and child.rank == loss.rank]
         self._wait_until(
-            lambda: self._poll_stops() or self._is_repeated() or all(child.poll() for child in leaving_children),
+            lambda: (
+                self._poll_stops() or self._host.is_repeated_request or all(child.poll() for child in leaving_children)
+            ),
             FAILURE_SECONDS,
         )
-
-    def _hang_outcome(self, preemption: Outcome) -> Outcome:
-        ranks = [child.rank for child in self._children if child.code is None]
-        text = f"{name_ranks(ranks)} did not end within {self._job.grace_seconds:g} s (--grace_seconds)"
-        return Outcome(ExitCode.PEER_LOST, f"{text}, although {preemption.reason}", ranks[0])
 
     def _poll_stops(self) -> bool:
         for check in self._stops:
@@ -153,7 +188,7 @@ class Supervisor:
 
     def _terminate(self, seconds: float) -> None:
         self._signal(signal.SIGTERM)
-        self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._is_repeated(), seconds)
+        self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._host.is_repeated_request, seconds)
         self._signal(signal.SIGKILL)
         self._wait_until(lambda: self._all_ended(with_evaluator=True), FAILURE_SECONDS)
 
@@ -169,17 +204,13 @@ class Supervisor:
             return Outcome(ExitCode.PREEMPTED, f"rank {rank} ended with {describe_code(ExitCode.PREEMPTED)}", rank)
         cause = self._cause()
         if stop and cause.code in (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST):
-            return self._user_request(stop).outcome
+            # A request may have arrived during a resize, before all processes had saved.
+            requests = [check() for check in self._stops] if stop.outcome.code == ExitCode.PREEMPTED else []
+            return next((request for request in requests if request and request.is_final), stop).outcome
         return cause
-
-    def _user_request(self, stop: Stop) -> Stop:
-        """Returns a request that arrived during a resize, before all processes had saved; otherwise `stop`."""
-        requests = [check() for check in self._stops] if stop.outcome.code == ExitCode.PREEMPTED else []
-        return next((request for request in requests if request and request.is_final), stop)
 
     @property
     def _loss(self) -> LostMember | None:
-        """The first loss in the ranks' group."""
         return self._server.loss if self._server else None
 
     def _cause(self) -> Outcome:
@@ -199,7 +230,7 @@ class Supervisor:
         if evaluator and evaluator.poll() and not self._has_evaluator_ended:
             self._has_evaluator_ended = True
             if evaluator.code and not evaluator.signalled:
-                self._say(
+                self._host.say(
                     f"the evaluator ended with {describe_code(evaluator.code)}; training continues without it. Its log: "
                     f"{evaluator.log}"
                 )

@@ -98,7 +98,7 @@ def _strike(launcher: Any, blows: list[Blow]) -> float:
         if len(found) == WORKERS + SERVERS and (not ranks or found[0] != ranks[0]):  # started, or started again
             ranks, step, since = found, 0, now
         note = note or (_note(ranks[0]) if ranks else None)
-        noted = (progress_file.read(note) if note and note.exists() else 0) or 0
+        noted = (progress_file.read(note)[0] if note and note.exists() else 0) or 0
         if noted > step:
             longest, step, since = max(longest, now - since if step else 0.0), noted, now
         if blows and ranks and step >= blows[0].step:
