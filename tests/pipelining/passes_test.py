@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.collectives import OneReplica
-from tfdist.pipelining.execution import run_schedule
+from tfdist.pipelining.execution import Execution
 from tfdist.pipelining.passes import Forward, Passes
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.stage_costs import CrossingSpec
@@ -180,7 +180,7 @@ def test_a_stage_is_traced_once(schedule: str, micro_batches: int) -> None:
     part.forward = lambda arguments, received: forward(arguments, tensors(0)[:1])._replace(sent=[])
 
     def step() -> None:
-        run_schedule(make_schedule(schedule, 1, micro_batches), 0, {0: part}, OneReplica())
+        Execution(make_schedule(schedule, 1, micro_batches), 0, {0: part}, OneReplica()).run()
 
     tf.function(step, autograph=False).get_concrete_function()
     assert part.calls == 1

@@ -56,6 +56,9 @@ class NoClock(ActionClock):
         pass
 
 
+NO_CLOCK = NoClock()
+
+
 class StepStage(Stage, Protocol):
     """A stage in one step, with the arguments of each micro-batch."""
 
@@ -70,36 +73,20 @@ class Sums(NamedTuple):
     share: tf.Tensor  # scalar; contribution of these stages to the reported loss
 
 
-def run_schedule(
-    schedule: Schedule,
-    process: int,
-    stages: Mapping[int, StepStage],
-    collectives: Collectives,
-    clock: ActionClock | None = None,
-    compression: ActivationCompression = EXACT,
-) -> Sums:
-    """Computes the forward and backward passes of this process's stages, by number, for all micro-batches.
-
-    `process` is the number of this process in its pipeline, which `collectives` connects. The clock records the times of
-    actions.
-    """
-    return _Execution(schedule, process, stages, collectives, clock or NoClock(), compression).run()
-
-
 # The results of an action: the tensors for the neighboring stage, and all tensors that it has computed.
 Results: TypeAlias = tuple[list[tf.Tensor], list[tf.Tensor]]
 
 
 @dataclasses.dataclass
-class _Execution:
-    """Traces one execution of a schedule."""
+class Execution:
+    """Traces one execution of a schedule: the forward and backward passes of this process's stages."""
 
     schedule: Schedule
-    process: int
-    stages: Mapping[int, StepStage]
-    collectives: Collectives
-    clock: ActionClock
-    compression: ActivationCompression
+    process: int  # number of this process in its pipeline
+    stages: Mapping[int, StepStage]  # by number
+    collectives: Collectives  # of the processes of the pipeline
+    clock: ActionClock = NO_CLOCK
+    compression: ActivationCompression = EXACT
 
     def __post_init__(self) -> None:
         self._actions, stages = self.schedule.actions[self.process], self.stages
@@ -111,6 +98,7 @@ class _Execution:
         self._local_tensors: dict[str, list[tf.Tensor]] = {}  # for other stages of this process, by tag
 
     def run(self) -> Sums:
+        """Computes the actions of this process for all micro-batches."""
         results_so_far: list[list[tf.Tensor]] = [[], []]
         for action in self._actions:
             with tf.control_dependencies(results_so_far[-2]):
