@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
+from tfdist.pipelining.operation_graph import AbstractRun, Graph
 
 _MIN_CALLS, _MIN_SECONDS = 5, 0.02  # in each measurement
 
@@ -28,7 +28,7 @@ def measure_seconds(graph: Graph, *, rows: int = 1) -> list[float]:
     for i, call in enumerate(graph.calls):
         key = _measurement_key(graph, run, i)
         if key not in seconds_by_key:
-            seconds_by_key[key] = 0.0 if call.is_entry else max(_seconds(graph, run, i) - overhead, 0.0)
+            seconds_by_key[key] = 0.0 if call.is_entry else max(_call_seconds(graph, run, i) - overhead, 0.0)
         seconds.append(seconds_by_key[key])
     return seconds
 
@@ -49,18 +49,9 @@ def _measurement_key(graph: Graph, run: AbstractRun, index: int) -> str:
     return str((type(call.layer), text, call.options, inputs, variables, is_rematerialized))
 
 
-def _seconds(graph: Graph, run: AbstractRun, index: int) -> float:
-    call = graph.calls[index]
-    variables = list(run.usage[index].reads.values())
-    inputs = [small_numbers(graph.tensors[x].dtype, run.shapes[x]) for x in call.inputs]
-    values = [small_numbers(variable.dtype, variable.shape) for variable in variables]
-    return min_call_seconds(_make_step(graph, run, call, index, variables), [*inputs, *values])
-
-
-def _make_step(
-    graph: Graph, run: AbstractRun, call: Call, index: int, variables: Sequence[keras.Variable]
-) -> Callable[..., Any]:
-    """Returns a compiled function that computes the forward and backward pass of a call from its inputs and variables."""
+def _call_seconds(graph: Graph, run: AbstractRun, index: int) -> float:
+    """Measures a compiled function that computes the forward and backward pass of a call from its inputs and variables."""
+    call, variables = graph.calls[index], list(run.usage[index].reads.values())
 
     def forward(tensors: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
         values: dict[int, Any] = {}
@@ -82,7 +73,9 @@ def _make_step(
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
             return forward_and_backward(lambda: body(list(inputs), training=True), sources)
 
-    return tf.function(step, autograph=False)
+    arguments = [small_numbers(graph.tensors[x].dtype, run.shapes[x]) for x in call.inputs]
+    arguments += [small_numbers(variable.dtype, variable.shape) for variable in variables]
+    return min_call_seconds(tf.function(step, autograph=False), arguments)
 
 
 def forward_and_backward(forward: Callable[[], Sequence[tf.Tensor]], sources: Sequence[tf.Tensor]) -> Any:

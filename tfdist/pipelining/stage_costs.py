@@ -1,5 +1,6 @@
 """The costs of stages, and the shapes of the tensors between them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -46,46 +47,32 @@ def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tensor.dtype)
 
 
-class StageSeconds(NamedTuple):
-    """The times of the forward and the backward pass of a stage for one micro-batch, in seconds."""
-
-    forward: float
-    backward: float
-
-
-class StageOperations(NamedTuple):
-    """The operations of a stage in the forward pass of one micro-batch."""
-
-    operations: int  # number of multiplications and additions
-    has_loops: bool  # whether there are loops, whose operations are not counted
-
-
-def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> StageSeconds:
+def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> tuple[float, float]:
     """Measures the compiled forward and backward pass of one stage on this device, for a micro-batch of `rows` rows.
 
-    Its variables and inputs are small random numbers. Takes two traces and about 14 micro-batches. Raises `InputError` if a
-    size is unknown.
+    Returns the seconds of the two passes. Its variables and inputs are small random numbers. Takes two traces and about 14
+    micro-batches. Raises `InputError` if a size is unknown.
     """
     function = _StageFunction(cut, stage, rows)
     tensors = [small_numbers(spec.dtype.name, spec.shape.as_list()) for spec in function.specs]
     overhead = min_call_seconds(tf.function(tf.identity), [tf.zeros([])])
     forward = min_call_seconds(tf.function(function.forward, autograph=False), tensors) - overhead
     total = min_call_seconds(tf.function(function.forward_and_backward, autograph=False), tensors) - overhead
-    return StageSeconds(max(forward, 0.0), max(total - forward, 0.0))
+    return max(forward, 0.0), max(total - forward, 0.0)
 
 
-def count_operations(cut: Cut, stage: StageGraph, rows: int) -> StageOperations:
-    """Counts the operations of a stage for a micro-batch of `rows` rows, without computing anything.
+def count_operations(cut: Cut, stage: StageGraph, rows: int) -> tuple[int, bool]:
+    """Counts the multiplications and additions of the forward pass of a stage for a micro-batch, without computing anything.
 
-    A product in a matrix product or convolution counts as two, an element of another result as one. Raises `InputError` if a
-    size is unknown.
+    A product in a matrix product or convolution counts as two, an element of another result as one. Returns the number and
+    whether there are loops, whose operations are not counted. Raises `InputError` if a size is unknown.
     """
     function = _StageFunction(cut, stage, rows)
     graph = keras_internals.new_trace()
     with graph.as_default():
         function.forward(*(tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in function.specs))
     operations = graph.get_operations()
-    return StageOperations(sum(map(_operations, operations)), any(x.type in _LOOP_TYPES for x in operations))
+    return sum(map(_operations, operations)), any(x.type in _LOOP_TYPES for x in operations)
 
 
 class _StageFunction:
@@ -146,10 +133,7 @@ def _einsum_products(operation: tf.Operation, first: tf.TensorShape, second: tf.
         leading_labels, _, trailing_labels = labels.partition("...")
         sizes.update(zip(leading_labels, shape, strict=False))
         sizes.update(zip(reversed(trailing_labels), reversed(shape.as_list()), strict=False))
-    count = 1
-    for label, size in sizes.items():
-        count *= 1 if label in result else size or 1
-    return count
+    return math.prod(size or 1 for label, size in sizes.items() if label not in result)
 
 
 # The number of products that are summed in each element of a result.
