@@ -317,19 +317,8 @@ class Tier:
             Tier.wait(self)
 
     def _write(self, snapshot: RunSnapshot) -> None:
-        path = commit(
-            self._group,
-            self.directory,
-            snapshot.parts,
-            step=snapshot.step,
-            seed=snapshot.seed,
-            flags=self._flags,
-            values=snapshot.values,
-            keep=self._keep,
-            keep_steps=snapshot.keep_steps,
-            noun=self.noun,
-            placement=snapshot.placement,
-        )
+        contents = {name: value for name, value in snapshot._asdict().items() if name != "state"}
+        path = commit(self._group, self.directory, flags=self._flags, keep=self._keep, noun=self.noun, **contents)
         if self._group.rank == 0:
             _log.log(self.level, "Saved step %d in %s.", snapshot.step, path)
 
