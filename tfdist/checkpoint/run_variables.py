@@ -116,10 +116,10 @@ class RunVariables:
     def parts(self, copied: bool = True) -> list[Part]:
         """Returns the blocks that this process writes, after `collect`; see `VariableBlocks.saved_blocks` for `copied`."""
         return [
-            Part(name, self._saved_shape(entry), offset, values)
+            part
             for name, entry in self._all_variables().items()
             if name in self._written_names
-            for offset, values in self._blocks_written(entry, copied)
+            for part in self._variable_parts(name, entry, copied)
         ] + [
             Part.full(prefix + name, array)
             for prefix, table in self._tables.items()
@@ -136,21 +136,18 @@ class RunVariables:
         }
         return {**self._variables, **self._exchange_variables, **states}
 
-    def _blocks_written(self, entry: _RunVariable, copied: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    def _variable_parts(self, name: str, entry: _RunVariable, copied: bool) -> list[Part]:
         if entry.is_local_only:
-            return [((0,) * len(entry.spec[1]), np.array(entry.variable))]
-        return self._strategy.blocks.saved_blocks(entry.variable, entry.per_replica, copied)
+            return [Part.full(name, np.array(entry.variable))]
+        shape = (*([self._strategy.replicas] if entry.per_replica else []), *entry.variable.shape)
+        blocks = self._strategy.blocks.saved_blocks(entry.variable, entry.per_replica, copied)
+        return [Part(name, shape, offset, values) for offset, values in blocks]
 
     def replicated_variables(self) -> dict[str, tf.Variable]:
         """Returns the replicated variables by name, except random states of layers, which differ between replicas."""
-        store = {f"{_STATE}{state.name}": variable for state, variable in self._store.items() if not state.per_replica}
-        entries = {**self._variables, **self._exchange_variables}.items()
+        entries = self._all_variables().items()
         variables = {name: entry.variable for name, entry in entries if not (entry.per_replica or entry.is_local_only)}
-        return {
-            name: v
-            for name, v in {**variables, **store}.items()
-            if not name.partition("#")[0].endswith("seed_generator_state")
-        }
+        return {n: v for n, v in variables.items() if not n.partition("#")[0].endswith("seed_generator_state")}
 
     def replicated_parts(self, parts: Sequence[Part]) -> list[Part]:
         """Returns the replicated variables as complete tensors, from `parts` if they are there."""
@@ -196,10 +193,6 @@ class RunVariables:
                 values = checkpoint.read(name)
             states[name.removeprefix(prefix)] = StateArray(per_replica, values)
         return states
-
-    def _saved_shape(self, entry: _RunVariable) -> tuple[int, ...]:
-        shape = tuple(entry.variable.shape)
-        return (self._strategy.replicas, *shape) if entry.per_replica else shape
 
     def _match_names(self, checkpoint: Checkpoint, kinds: tuple[str, ...]) -> dict[str, str]:
         """Returns the names of a checkpoint's tensors by the names of this run's variables.
