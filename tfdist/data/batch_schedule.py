@@ -7,9 +7,8 @@ from typing import Any
 from tfdist.data import StreamPosition
 from tfdist.errors import InputError
 
-GLOBAL, REPLICA = "global", "replica"
 # The batch size that stays constant when a run resumes with another number of replicas.
-ELASTIC_BATCHES = (GLOBAL, REPLICA)
+GLOBAL, REPLICA = "global", "replica"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,13 +72,11 @@ class BatchSchedule:
           InputError: `elastic_batch` is unknown; or it is "replica", and the batch size per replica is not an integer
             or `batch_size` differs from that of the run.
         """
-        if elastic_batch not in ELASTIC_BATCHES:
+        if elastic_batch not in (GLOBAL, REPLICA):
             raise InputError(f"--elastic_batch must be global or replica. Received: {elastic_batch!r}.")
-        if elastic_batch == REPLICA:
-            return dataclasses.replace(
-                self, position=self.position.with_batch_size(step, self._batch_size_per_replica(batch_size) * replicas)
-            )
-        position = self.position.with_batch_size(step, batch_size)
+        is_constant = elastic_batch == GLOBAL
+        size = batch_size if is_constant else self._batch_size_per_replica(batch_size) * replicas
+        position = self.position.with_batch_size(step, size)
         if batch_size == self.batch_size:
             return dataclasses.replace(self, position=position)
         return dataclasses.replace(self, batch_size=batch_size, replicas=replicas, position=position)

@@ -1,5 +1,6 @@
 """Examples divided among virtual clients; each batch is a round, in which some of the clients train."""
 
+import itertools
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -184,22 +185,22 @@ class ClientExamples(WrappedExamples):
 
         A row of the table has the start and end of its indices, and the attributes of `ReplicaTurn`.
         """
-        replica_turns: list[list[tuple[np.ndarray, list[int]]]] = []
-        for replica_clients in self._clients.allocate(number, partition.size):
-            replica_turns.append([])
-            for client in replica_clients:
-                batches = self._clients.batches(number, client, self._batch_size)
-                for i, batch in enumerate(batches):
-                    is_last, size = i == len(batches) - 1, len(self._clients.examples[client])
-                    replica_turns[-1].append((batch, [client, i, is_last, size]))
+
+        def client_turns(client: int) -> list[tuple[np.ndarray, list[int]]]:
+            batches, size = self._clients.batches(number, client, self._batch_size), len(self._clients.examples[client])
+            return [(batch, [client, i, i == len(batches) - 1, size]) for i, batch in enumerate(batches)]
+
+        clients_by_replica = self._clients.allocate(number, partition.size)
+        replica_turns = [
+            [turn for client in clients for turn in client_turns(client)] for clients in clients_by_replica
+        ]
         local_steps = max(map(len, replica_turns))
         idle_turn = (np.zeros([0], np.int64), [0] * 4)
         table, examples, position = [], [], 0
-        for i in range(local_steps):
+        for i, turns in enumerate(itertools.zip_longest(*replica_turns, fillvalue=idle_turn), 1):
             for replica in partition.replicas:
-                turns = replica_turns[replica]
-                batch, attributes = turns[i] if i < len(turns) else idle_turn
-                table.append([position, position + len(batch), *attributes, i == local_steps - 1])
+                batch, attributes = turns[replica]
+                table.append([position, position + len(batch), *attributes, i == local_steps])
                 examples.append(batch)
                 position += len(batch)
         return np.array(table, np.int64), np.concatenate(examples)

@@ -16,17 +16,9 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.batches import checksum
-from tfdist.data.examples import (
-    DataSet,
-    Element,
-    Examples,
-    as_element,
-    check_element,
-    map_to_elements,
-    without_targets,
-)
+from tfdist.data.examples import DataSet, Element, Examples, as_element, check_element, map_to_elements, without_targets
 from tfdist.data.row_partition import RowPartition, has_arrays, with_tuples, without_absent
-from tfdist.data.source import ArraySource, SampleSource, Source
+from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import SequentialExamples, StreamSource
 from tfdist.errors import InputError, nested_input_error
 
@@ -70,7 +62,7 @@ class BatchedSource(SequentialExamples):
     @property
     def sample(self) -> Examples:
         """See base class: the first batch, since another iterator would advance the shuffling of the data."""
-        return SampleSource(self._first, self._transform)
+        return ArraySource(self._first, self._transform, np.asarray)
 
     @property
     def checksum(self) -> int:

@@ -61,22 +61,20 @@ def record_index(files: Sequence[str]) -> RecordIndex:
       InputError: a file is not a complete, uncompressed TFRecord file; or there are no records.
     """
     ranges = [_ranges(file) for file in files]
-    counts = [len(offsets) for offsets, _ in ranges]
+    counts = [len(file_ranges) for file_ranges in ranges]
     if not sum(counts):
         raise InputError(f"TFRecord files must have records. Received: {len(files)} empty files, such as {files[0]}.")
     return RecordIndex(
         tuple(files),
         np.repeat(np.arange(len(files), dtype=np.int32), counts),
         np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
-        np.concatenate([np.array(offsets, np.int64) for offsets, _ in ranges]),
-        np.concatenate([np.array(lengths, np.int64) for _, lengths in ranges]),
+        *np.concatenate(ranges).T,
     )
 
 
-def _ranges(path: str) -> tuple[list[int], list[int]]:
-    """Returns the offset and length of each record's data in a file."""
-    offsets: list[int] = []
-    lengths: list[int] = []
+def _ranges(path: str) -> np.ndarray:
+    """Returns the offset and length of each record's data in a file, int64 [records, 2]."""
+    ranges: list[int] = []
     end = 0
     try:
         with open(path, "rb") as file:
@@ -86,17 +84,16 @@ def _ranges(path: str) -> tuple[list[int], list[int]]:
             ):
                 while end + _LENGTH.size <= size:
                     [length] = _LENGTH.unpack_from(content, end)
-                    offsets.append(end + _HEADER)
-                    lengths.append(length)
+                    ranges += end + _HEADER, length
                     end += _HEADER + length + _FOOTER
     except OSError as error:
         raise InputError(f"TFRecord files must be readable. Received: {path}: {error.strerror}.") from error
     if end != size:
         raise InputError(
             "TFRecord files must be complete, and not compressed, so that records can be read in any order. Received: "
-            f"{path}, of whose record {max(len(offsets) - 1, 0)} the end is missing. Write it again without compression."
+            f"{path}, of whose record {max(len(ranges) // 2 - 1, 0)} the end is missing. Write it again without compression."
         )
-    return offsets, lengths
+    return np.array(ranges, np.int64).reshape(-1, 2)
 
 
 IMAGE, RAW = "image", "uint8"
@@ -120,11 +117,6 @@ class Feature:
     def spec(self) -> tf.io.FixedLenFeature:
         """The specification for `tf.io.parse_example`."""
         return tf.io.FixedLenFeature(() if self.kind == RAW else self.shape, _STORED_DTYPES[self.kind])
-
-    def decode_bytes(self, values: tf.Tensor) -> tf.Tensor:
-        """Decodes arrays stored as bytes, scaled to float32 in [0, 1]: string [n] to [n, *shape]."""
-        pixels = tf.io.decode_raw(values, tf.uint8)
-        return tf.cast(tf.reshape(pixels, [tf.shape(values)[0], *self.shape]), tf.float32) / 255
 
 
 def parse_features(text: str) -> dict[str, Feature]:
@@ -209,7 +201,10 @@ class Records(Source):
         feature = self._features[name]
         if feature.kind == IMAGE:
             return self._decodings[name].decode(stored)
-        return feature.decode_bytes(stored) if feature.kind == RAW else stored
+        if feature.kind == RAW:
+            pixels = tf.reshape(tf.io.decode_raw(stored, tf.uint8), [tf.shape(stored)[0], *feature.shape])
+            return tf.cast(pixels, tf.float32) / 255
+        return stored
 
     @property
     def checksum(self) -> int:
