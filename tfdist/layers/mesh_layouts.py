@@ -137,15 +137,13 @@ class MeshLayouts(TensorLayouts):
         """Implements context parallelism: each device has a shard of the queries, and all keys and values."""
         if "context" not in self._rules or query.shape.rank != 4:
             return query, key, value, None
-        mask = self._causal_mask(query.shape[1], key.shape[1], f"the mask of {name}") if causal else None
+        mask = None
+        if causal:  # sharded: Keras's mask is replicated, as is every tensor that is combined with it
+            queries, keys = tf.expand_dims(tf.range(query.shape[1]), 1), tf.expand_dims(tf.range(key.shape[1]), 0)
+            mask = tf.expand_dims(self.constrain(queries, ("context", None), f"the mask of {name}") >= keys, 0)
         query = self.constrain(query, ("batch", "context", "heads", None), f"the queries of {name}")
         key, value = (self.constrain(x, ("batch", None, "heads", None), f"the keys of {name}") for x in (key, value))
         return query, key, value, mask
-
-    def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
-        """Returns a sharded causal mask. Keras's mask is replicated, as is every tensor that is combined with it."""
-        query_indices = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
-        return tf.expand_dims(query_indices >= tf.expand_dims(tf.range(keys), 0), 0)
 
     def constrain_output(self, name: str, output: tf.Tensor) -> tf.Tensor:
         """Lays out an attention layer's output with the full sequence, also for its gradient.
