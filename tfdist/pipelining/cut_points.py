@@ -93,7 +93,12 @@ def cut_positions(
     for calls in inseparable:
         is_allowed[calls.first + 1 : calls.last + 1] = False
     cut_bytes = np.array([0.0, *crossing_bytes(graph, run)])
-    costs = _costs(graph, run, cut, seconds)
+    if cut.by == "time":
+        costs = _range_sums(np.array(seconds(graph))[graph.order])
+    else:
+        costs = _variable_bytes(graph, run)
+    if cut.by == "memory":
+        costs += _range_sums([run.usage[i].activations for i in graph.order])
     median = np.median(cut_bytes[is_allowed]) if is_allowed.any() else 0.0
     is_preferred = is_allowed & (cut_bytes <= _MAX_RELATIVE_BYTES * median)
     cuts = balance(costs, stages, cut_bytes, is_preferred) or balance(costs, stages, cut_bytes, is_allowed)
@@ -204,14 +209,6 @@ def last_uses(graph: Graph, position_of_call: dict[int, int], end: int) -> dict[
         for tensor in call.inputs:
             last_use[tensor] = max(last_use.get(tensor, 0), position_of_call[i])
     return last_use
-
-
-def _costs(graph: Graph, run: AbstractRun, cut: BalancedCut, seconds: Callable[[Graph], Sequence[float]]) -> np.ndarray:
-    """Returns the costs of the stages of positions i to j - 1, [n + 1, n + 1]."""
-    if cut.by == "time":
-        return _range_sums(np.array(seconds(graph))[graph.order])
-    costs = _variable_bytes(graph, run)
-    return costs + _range_sums([run.usage[i].activations for i in graph.order]) if cut.by == "memory" else costs
 
 
 def _range_sums(values: Sequence[float] | np.ndarray) -> np.ndarray:

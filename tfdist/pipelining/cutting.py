@@ -52,11 +52,6 @@ class StageVariables:
         """Variables that are currently trainable."""
         return tuple(variable for variable in self.all if variable.trainable)
 
-    @property
-    def non_trainable(self) -> tuple[keras.Variable, ...]:
-        """The other variables of `all`, such as moving statistics and the seeds of random layers."""
-        return tuple(variable for variable in self.all if not variable.trainable)
-
 
 def assign_variables(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[StageVariables]:
     """Returns the variables of each stage.

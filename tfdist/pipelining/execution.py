@@ -2,11 +2,7 @@
 
 Control dependencies enforce the order, which bounds the number of live activations. The message of an action is received
 during the action before it, and sends do not block. The passes of a stage are traced once, so tracing takes about the same
-time for any number of micro-batches.
-
-Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2019 (arXiv:1811.06965).
-Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019 (doi:10.1145/3341301.3359646).
-Qi et al., Zero Bubble Pipeline Parallelism, 2024 (arXiv:2401.10241).
+time for any number of micro-batches. `schedule_catalog` has the papers.
 """
 
 import dataclasses
@@ -135,7 +131,9 @@ class Execution:
     def _accumulate(self, action: Action, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
         """Adds the gradients of a micro-batch to the totals; returns the totals."""
         totals = self._gradients[action.stage]
-        totals[:] = [_add_gradient(old_total, gradient) for old_total, gradient in zip(totals, gradients, strict=True)]
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                totals[i] = tf.identity(gradient) if totals[i] is None else totals[i] + gradient
         return [tensor for tensor in totals if tensor is not None]
 
     def _receive(self, action: Action) -> list[tf.Tensor]:
@@ -165,9 +163,3 @@ def _identities(results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     Once the runtime has inlined the call, a control dependency on the call itself would wait only for its side effects.
     """
     return [tf.identity(result) for result in results]
-
-
-def _add_gradient(total: Gradient, gradient: Gradient) -> Gradient:
-    if gradient is None:
-        return total
-    return tf.identity(gradient) if total is None else total + gradient

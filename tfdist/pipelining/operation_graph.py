@@ -90,22 +90,16 @@ class _Builder:
         for node in keras_internals.nodes_of(functional):
             inputs = tuple(numbers[id(x)] for x in node.inputs)
             name = self._name(prefix + node.operation.name, node.operation)
-            if self._is_inlined(node):
-                outputs = self._add_nested(node, inputs, name, training)
-            else:
-                outputs = self._add_tensors(name, node.outputs)
-                self.calls.append(Call(name, node.operation, inputs, tuple(outputs), node, False, training))
+            nested = keras_internals.functional_of(node.operation) if self._is_inlined(node) else None
+            call_name, symbolic = (f"{name}/inputs", nested.inputs) if nested else (name, node.outputs)
+            outputs = self._add_tensors(call_name, symbolic)
+            is_entry = nested is not None
+            self.calls.append(Call(call_name, node.operation, inputs, tuple(outputs), node, is_entry, training))
+            if nested:
+                entries = dict(zip(map(id, nested.inputs), outputs, strict=True))
+                outputs = self.add(nested, entries, f"{name}/", node.kwargs.get("training", training))
             numbers.update(zip(map(id, node.outputs), outputs, strict=True))
         return [numbers[id(x)] for x in functional.outputs]
-
-    def _add_nested(self, node: GraphNode, inputs: tuple[int, ...], name: str, training: bool | None) -> list[int]:
-        nested: Any = node.operation
-        inner = keras_internals.functional_of(nested)
-        assert inner is not None
-        entries = self._add_tensors(f"{name}/inputs", inner.inputs)
-        self.calls.append(Call(f"{name}/inputs", nested, inputs, tuple(entries), node, True, training))
-        training_of_nested = node.kwargs.get("training", training)
-        return self.add(inner, dict(zip(map(id, inner.inputs), entries, strict=True)), f"{name}/", training_of_nested)
 
     def _is_inlined(self, node: GraphNode) -> bool:
         nested = node.operation

@@ -1,5 +1,6 @@
 """The costs of stages, and the shapes of the tensors between them."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -84,7 +85,8 @@ class _StageFunction:
         self._variables = [*variables.all, *variables.metrics, *variables.external]
         inputs = [cut.graph.tensors[cut.graph.inputs[name]] for name in stage.inputs]
         received_specs = crossing_specs(stage.received, rows)
-        self._has_gradient = [crossing.has_gradient for crossing in received_specs]
+        has_gradient = [crossing.has_gradient for crossing in received_specs]
+        self._is_source = [False] * len(inputs) + has_gradient + [variable.trainable for variable in self._variables]
         self.specs = [
             *(spec_of(tensor, rows, "The inputs of a pipeline") for tensor in inputs),
             *(crossing.spec for crossing in received_specs),
@@ -93,23 +95,16 @@ class _StageFunction:
 
     def forward(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Returns the tensors for the next stage; in the last stage, the outputs of the model."""
-        inputs, received, values = self._parts(tensors)
-        with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
-            outputs, sent = self._stage.call(inputs, received, training=True)
+        names, end = self._stage.inputs, len(self._stage.inputs) + len(self._stage.received)
+        with keras.StatelessScope(state_mapping=list(zip(self._variables, tensors[end:], strict=True))):
+            inputs = dict(zip(names, tensors, strict=False))
+            outputs, sent = self._stage.call(inputs, tensors[len(names) : end], training=True)
         return [x for x in [*keras.tree.flatten(outputs), *sent] if x is not None]
 
     def forward_and_backward(self, *tensors: tf.Tensor) -> Any:
         """Returns the results of `forward`, and the gradients of received tensors and of the variables."""
-        _, received, values = self._parts(tensors)
-        sources = [x for x, has_gradient in zip(received, self._has_gradient, strict=True) if has_gradient]
-        sources += [x for x, variable in zip(values, self._variables, strict=True) if variable.trainable]
+        sources = list(itertools.compress(tensors, self._is_source))
         return forward_and_backward(lambda: self.forward(*tensors), sources)
-
-    def _parts(
-        self, tensors: Sequence[tf.Tensor]
-    ) -> tuple[dict[str, tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]]:
-        names, end = self._stage.inputs, len(self._stage.inputs) + len(self._has_gradient)
-        return dict(zip(names, tensors, strict=False)), tensors[len(names) : end], tensors[end:]
 
 
 _LOOP_TYPES = ("While", "StatelessWhile")

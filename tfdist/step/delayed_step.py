@@ -100,7 +100,7 @@ class DelayedStep:
         self.delay = schedule.delays[self.number]
         self.read_ahead = -(-self._lead // self.count)
         variables = self._graph.variables
-        candidates = (*variables.non_trainable, *variables.external)
+        candidates = (*variables.all, *variables.external)
         self._state_variables = [variable for variable in candidates if not variable.trainable]
         self._seed_indices = {id(state): index for index, state in enumerate(self.source.seeds)}
         # The weights of 1, 2, ... updates ago. An assignment shares the memory of the assigned tensor.
