@@ -142,9 +142,8 @@ def test_no_operation_is_computed_twice(name: str) -> None:
     whole, split = (Passes(part, part.arguments(0), is_split) for is_split in (False, True))
     last = computed(split._backward_weight)
     assert computed(split._backward_input, split._backward_weight) == computed(whole._backward)
-    assert bool(last) is (
-        name in ("attending", "normalized")
-    )  # a loop's gradients, of all that it uses, are one operation
+    # A loop's gradients, of all that it uses, are one operation.
+    assert bool(last) is (name in ("attending", "normalized"))
 
 
 def test_a_backward_pass_uses_the_weights_of_its_forward_pass() -> None:

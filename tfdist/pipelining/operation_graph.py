@@ -47,10 +47,9 @@ class Call:
         values.update(zip(self.outputs, outputs, strict=True))
 
     @property
-    def options(self) -> str:
-        """Keyword arguments of the call as text, without tensors."""
-        kwargs = self._node.kwargs
-        return repr(keras.tree.map_structure(lambda x: "" if isinstance(x, keras.KerasTensor) else x, kwargs))
+    def options(self) -> Any:
+        """Keyword arguments of the call, without tensors."""
+        return keras.tree.map_structure(lambda x: "" if isinstance(x, keras.KerasTensor) else x, self._node.kwargs)
 
     @property
     def layer(self) -> keras.Layer | None:
@@ -187,6 +186,7 @@ class AbstractRun:
 
     def __init__(self, graph: Graph, rows: int = 2):
         """Traces the forward pass; if the model's inputs have a fixed number of rows, it replaces `rows`."""
+        self.graph = graph
         rows = _fixed_rows(graph) or rows
         tracer = _Tracer(graph, rows)
         values = [tracer.values[number] for number in range(len(graph.tensors))]
@@ -231,7 +231,12 @@ class _Tracer:
         with trace.as_default():
             layers = dict.fromkeys(call.layer for call in graph.calls if call.layer is not None)
             body = keras_internals.Body("abstract_run", graph.model, list(layers), self._run)
-            body(self._placeholders(), training=True)
+            inputs = [graph.tensors[number] for number in graph.inputs.values()]
+            sizes = [
+                [(_UNKNOWN_SIZE if i else rows) if n is None else n for i, n in enumerate(x.shape)] for x in inputs
+            ]
+            placeholders = [tf.compat.v1.placeholder(x.dtype, n) for x, n in zip(inputs, sizes, strict=True)]
+            body(placeholders, training=True)
         self.operations: Sequence[Any] = trace.get_operations()
 
     def masked_tensors(self, tensors: Sequence[int]) -> frozenset[int]:
@@ -240,14 +245,6 @@ class _Tracer:
 
     def shapes(self) -> list[tuple[int, ...]]:
         return [tuple(self.values[number].shape) for number in range(len(self._graph.tensors))]
-
-    def _placeholders(self) -> list[tf.Tensor]:
-        inputs = [self._graph.tensors[number] for number in self._graph.inputs.values()]
-        sizes = [
-            [(_UNKNOWN_SIZE if i else self._rows) if size is None else size for i, size in enumerate(x.shape)]
-            for x in inputs
-        ]
-        return [tf.compat.v1.placeholder(x.dtype, shape) for x, shape in zip(inputs, sizes, strict=True)]
 
     def _run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
         self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))

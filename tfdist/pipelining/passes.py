@@ -244,28 +244,23 @@ class Passes:
         graph = self._backward_trace.graph
         placeholders = frozenset(tensor.op for tensor in graph.inputs)
         results = [*self._variable_gradients, *self._input_gradients]
+        operations = self._operations - placeholders
         if not self._split:
-            self._backward = extract_function(
-                graph, self._operations - placeholders, self._arguments, results, self._values
-            )
+            self._backward = extract_function(graph, operations, self._arguments, results, self._values)
             return
         input_ops = required_operations(self._input_gradients) - placeholders
-        weight_ops = self._operations - placeholders - input_ops
+        weight_ops = operations - input_ops
         weight_ops |= {x for x in required_operations(weight_ops) if x.type == "Const"}  # both parts may have a copy
         boundary = [x for x in inputs_of(weight_ops, self._variable_gradients) if x.name not in self._values]
-        intermediates, weight_arguments = (
-            [x for x in boundary if (x.op in placeholders) is is_argument] for is_argument in (False, True)
-        )
+        intermediates = [x for x in boundary if x.op not in placeholders]
+        weight_arguments = [x for x in boundary if x.op in placeholders]
         indices = {tensor.name: i for i, tensor in enumerate(self._arguments)}
         input_arguments = [x for x in inputs_of(input_ops, self._input_gradients) if x.name not in self._values]
         self._input_arguments = [indices[tensor.name] for tensor in input_arguments]
         self._weight_arguments = [indices[tensor.name] for tensor in weight_arguments]
-        self._backward_input = extract_function(
-            graph, input_ops, input_arguments, [*self._input_gradients, *intermediates], self._values
-        )
-        self._backward_weight = extract_function(
-            graph, weight_ops, [*intermediates, *weight_arguments], self._variable_gradients, self._values
-        )
+        results, arguments = [*self._input_gradients, *intermediates], [*intermediates, *weight_arguments]
+        self._backward_input = extract_function(graph, input_ops, input_arguments, results, self._values)
+        self._backward_weight = extract_function(graph, weight_ops, arguments, self._variable_gradients, self._values)
 
     def _tensors(self, arguments: Any) -> list[tf.Tensor]:
         leaves = tf.nest.flatten(arguments, expand_composites=True)

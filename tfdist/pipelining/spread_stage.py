@@ -156,10 +156,8 @@ class _Passes:
 
             def gradient(*all_upstream: tf.Tensor) -> list[tf.Tensor | None]:
                 upstream = [all_upstream[i] for i in self._targets]
-                specs = [self._host_specs[i] for i in self._differentiated_inputs]
-                token, *input_gradients = call_host(
-                    self._run_backward, [number, *upstream], [tf.TensorSpec([], tf.float32), *specs]
-                )
+                specs = [tf.TensorSpec([], tf.float32), *(self._host_specs[i] for i in self._differentiated_inputs)]
+                token, *input_gradients = call_host(self._run_backward, [number, *upstream], specs)
                 gradients = dict(zip(self._differentiated_inputs, input_gradients, strict=True))
                 return [token, *(gradients.get(i) for i in range(len(tensors)))]
 
@@ -260,9 +258,8 @@ class _Passes:
             return [*(self._devices.layouts.replicate(x) for x in replaced_gradients), *new_totals]
 
         sum_specs = [tf.TensorSpec(v.shape, v.dtype) for v in weights]
-        self._backward, self._outer_captures, residuals = keras_internals.trace_inside(
-            backward, [*(tf.TensorSpec(x.shape, x.dtype) for x in targets), *sum_specs]
-        )
+        specs = [*(tf.TensorSpec(x.shape, x.dtype) for x in targets), *sum_specs]
+        self._backward, self._outer_captures, residuals = keras_internals.trace_inside(backward, specs)
         self._zeros: Callable[[], list[tf.Tensor]] = lambda: [
             devices.place(np.zeros(spec.shape, spec.dtype.as_numpy_dtype), placement.computation)
             for spec, placement in zip(sum_specs, placements, strict=True)

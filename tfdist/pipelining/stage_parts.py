@@ -151,10 +151,8 @@ def _micro_batches(
     arrays = [tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape) for spec in specs]
 
     def body(number: tf.Tensor, arrays: list[tf.TensorArray], losses: tf.Tensor) -> Any:
-        first = start + number * size
-        micro_batch = keras.tree.map_structure(
-            lambda x: tf.ensure_shape(x[first : first + size], [size, *x.shape[1:]]), inputs
-        )
+        rows = slice(start + number * size, start + (number + 1) * size)
+        micro_batch = keras.tree.map_structure(lambda x: tf.ensure_shape(x[rows], [size, *x.shape[1:]]), inputs)
         results, local_losses = _micro_batch(strategy, model, micro_batch, size)
         arrays = [array.write(number, x) for array, x in zip(arrays, outputs.tensors(results), strict=True)]
         return number + 1, arrays, losses + size * tf.add_n([tf.zeros_like(losses), *local_losses])
@@ -191,10 +189,8 @@ class _Outputs(OutputTensors):
 
     def __init__(self, model: StagedModel, inputs: Any):
         with keras_internals.new_trace().as_default():
-            placeholders = keras.tree.map_structure(
-                lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs
-            )
-            outputs, _ = model.with_zeros(placeholders, training=False)
+            row = keras.tree.map_structure(lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs)
+            outputs, _ = model.with_zeros(row, training=False)
             super().__init__(outputs)
             self._row_specs = [tf.TensorSpec(x.shape, x.dtype) for x in self.tensors(outputs)]
 

@@ -15,8 +15,8 @@ from tfdist.config.pipeline import check_without_flush
 from tfdist.distribution.balanced_parts import sizes_of_parts
 from tfdist.errors import InputError
 from tfdist.pipelining.activation_compression import METHODS, message_bytes
-from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, trace_model
-from tfdist.pipelining.operation_graph import Graph
+from tfdist.pipelining.cutting import Cut, cut_model, trace_model
+from tfdist.pipelining.operation_graph import AbstractRun, Graph
 from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
@@ -188,7 +188,7 @@ class _Stages:
 class _Planner:
     """Plans schedules, which may need different numbers of stages."""
 
-    model: TracedModel
+    model: AbstractRun
     slots: Mapping[int, int]
     rows: int
     config: LayoutConfig

@@ -43,9 +43,8 @@ def test_a_variable_in_the_arguments_of_an_operation_is_shared():
     inputs = keras.Input((4,), dtype="int32")
     table = keras.layers.Embedding(5, 3, name="table")
     x = keras.layers.Dense(3, name="dense")(table(inputs))
-    model = keras.Model(
-        inputs, keras.ops.matmul(x, keras.layers.Lambda(lambda x: keras.ops.transpose(table.embeddings))(x))
-    )
+    transposed = keras.layers.Lambda(lambda x: keras.ops.transpose(table.embeddings))(x)
+    model = keras.Model(inputs, keras.ops.matmul(x, transposed))
     [(variable, stages)] = cut_model(model, "dense", 2).shared
     assert variable.path == "table/embeddings" and stages == (0, 1)
 
