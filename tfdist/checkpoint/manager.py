@@ -234,10 +234,10 @@ def open_saver(
     if options is None:
         yield Saver()
         return
-    received_notices: list[str] = []
+    notices_so_far: list[str] = []
 
     def record(name: str) -> None:
-        received_notices.append(name)
+        notices_so_far.append(name)
         sync_points.request(_PREEMPTED)
 
     with (
@@ -247,15 +247,13 @@ def open_saver(
         machine_notices(lambda _: sync_points.request(_PREEMPTED)),
     ):
         _clear_missing_best(best, strategy.group)
-        periodic_saver = _PeriodicSaver(
-            options, strategy, sync_points, take_snapshot, synchronize, best, received_notices
-        )
+        saver = _PeriodicSaver(options, strategy, sync_points, take_snapshot, synchronize, best, notices_so_far)
         try:
-            yield periodic_saver
+            yield saver
         except BaseException:
-            periodic_saver.drop()
+            saver.drop()
             raise
-        periodic_saver.finish()
+        saver.finish()
 
 
 def _clear_missing_best(best: BestTracker | None, group: Group) -> None:

@@ -86,9 +86,8 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_dama
         if not errors[0]:
             rank = next(rank for rank, text in enumerate(errors) if text)
             raise CheckpointError(
-                "All processes must be able to read the checkpoint that a run resumes from. Received, on rank "
-                f"{rank}: {errors[rank]} "
-                "It is valid on rank 0: share its directory between the hosts."
+                f"All processes must be able to read the checkpoint that a run resumes from. Received, on rank {rank}: "
+                f"{errors[rank]} It is valid on rank 0: share its directory between the hosts."
             )
         damages.append(errors[0])
         if is_chief:

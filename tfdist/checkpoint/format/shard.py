@@ -103,11 +103,7 @@ def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Ind
     sorted_parts = sorted(parts, key=lambda part: plan.positions[part.key])  # writing in file order is faster
     with storage_of(directory).create(directory / file) as new_file:
         new_file.write(plan.header, 0)
-        pieces = [
-            piece
-            for part in sorted_parts
-            for piece in files.pieces(plan.positions[part.key], part.values.nbytes, part.values)
-        ]
+        pieces = [x for p in sorted_parts for x in files.pieces(plan.positions[p.key], p.values.nbytes, p.values)]
         hashes = iter(files.write_hashed(new_file, pieces, THREADS))
     indices = []
     for part in sorted_parts:
