@@ -47,9 +47,8 @@ class Table(NamedTuple):
         Raises:
           InputError: there are none, or a column is missing.
         """
-        cells = zip(
-            *(self.columns[self.column(name, "Each column of the training data")] for name in names), strict=True
-        )
+        columns = [self.column(name, "Each column of the training data") for name in names]
+        cells = zip(*(self.columns[name] for name in columns), strict=True)
         rows = [row for row, values in enumerate(cells) if not any(value.lower() in MISSING for value in values)]
         if not rows:
             raise InputError(

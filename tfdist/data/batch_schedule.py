@@ -27,13 +27,8 @@ class BatchSchedule:
     @classmethod
     def initial(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":
         """Returns the schedule of a run that begins at `step`, for a data set of `size` examples."""
-        return cls(
-            begun_at=step,
-            epochs_from=position.epochs_from(step, size),
-            batch_size=batch_size,
-            replicas=replicas,
-            position=position,
-        )
+        start = position.epochs_from(step, size)
+        return cls(begun_at=step, epochs_from=start, batch_size=batch_size, replicas=replicas, position=position)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "BatchSchedule":

@@ -51,9 +51,7 @@ class Pipeline:
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas, in turn: the batches of `indexed_dataset`."""
-        return self.indexed_dataset(replicas, size).map(
-            keras_internals.without_autograph(lambda element: element.batch)
-        )
+        return self.indexed_dataset(replicas, size).map(keras_internals.without_autograph(lambda rows: rows.batch))
 
     def indexed_dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's `replicas`, of `size` in total, in turn, with the indices of the examples.

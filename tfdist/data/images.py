@@ -86,11 +86,9 @@ def _split_data_set(name: str, images: np.ndarray, labels: np.ndarray, test_size
 
 
 def _image_data_set(name: str, train: Arrays, test: Arrays, white: int) -> DataSet:
-    train_source, test_source = (
-        ArraySource((images[..., None], labels.astype(np.int32)), scale_to_unit(white))
-        for images, labels in (train, test)
-    )
-    return DataSet(name, train_source, test_source, (*train[0].shape[1:], 1), int(train[1].max()) + 1)
+    parts = train, test
+    source, test_source = (ArraySource((x[..., None], y.astype(np.int32)), scale_to_unit(white)) for x, y in parts)
+    return DataSet(name, source, test_source, (*train[0].shape[1:], 1), int(train[1].max()) + 1)
 
 
 def _read_idx(path: str) -> np.ndarray:

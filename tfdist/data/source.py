@@ -47,9 +47,8 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
     counter = tf.stack([tf.cast(first_epoch, tf.uint64), tf.constant(0, tf.uint64)])
     max_epochs = (max_positions + size - 2) // size + 1
     keys = tf.gather(random_keys(max_epochs, seed, counter), epochs - first_epoch)
-    return tf.raw_ops.RandomIndexShuffle(
-        index=positions % size, seed=keys, max_index=tf.constant(size - 1, tf.int64), rounds=ROUNDS
-    )
+    max_index = tf.constant(size - 1, tf.int64)
+    return tf.raw_ops.RandomIndexShuffle(index=positions % size, seed=keys, max_index=max_index, rounds=ROUNDS)
 
 
 def steps_in_epochs(epochs: float, size: int, batch_size: int) -> int:

@@ -176,13 +176,9 @@ class Records(Source):
     def __init__(
         self, index: RecordIndex, features: Mapping[str, Feature], label: str, decodings: Mapping[str, ImageDecoding]
     ):
-        """Stores the arguments without reading records.
+        """Stores the arguments without reading records, of which there is at least one.
 
-        Args:
-          index: positions of the records, of which there is at least one.
-          features: features to read from a record, by name.
-          label: name of the feature that is y; the others are x: a tensor, or a dict if there are several.
-          decodings: the conversion of images, by feature.
+        The feature `label` is y, the others are x: a tensor, or a dict if there are several. `decodings` are those of images.
         """
         self.size = len(index.offset)
         self._index, self._features, self._label, self._decodings = index, features, label, decodings
@@ -258,40 +254,31 @@ def tfrecord(
     """
     index = record_index(matching_files(_KIND, path, data_dir))
     [first_record] = index.read(np.array([0]))
-    parsing = _parsing(features, label, first_record, index.describe(0), (size, channels, crop_to_aspect_ratio))
-    train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split, test)
-    test_index = record_index(matching_files(_KIND, test, data_dir)) if test else None
-    if test_index is not None:
-        check_record(test_index.read(np.array([0]))[0], parsing[0], test_index.describe(0))
-    elif len(test_records):
-        test_index, index = index.part(test_records), index.part(train_records)
-    source, test_source = Records(index, *parsing), None if test_index is None else Records(test_index, *parsing)
-    x = source.element_spec[0]
-    shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
-    return DataSet(f"{_KIND}:{path}", source, test_source, shape, classes)
-
-
-def _parsing(
-    features: Any, label: Any, first: bytes, record_name: str, images: tuple[Any, Any, Any]
-) -> tuple[dict[str, Feature], str, dict[str, ImageDecoding]]:
-    """Returns the arguments of `Records` after its index, given the first record."""
+    record_name = index.describe(0)
     if features is None:
-        found_text = ", ".join(sorted(tf.train.Example.FromString(first).features.feature))
+        found_text = ", ".join(sorted(tf.train.Example.FromString(first_record).features.feature))
         raise InputError(
             f"The data set {_KIND} needs the features to read from each record. Received: none. Add features=..., such as "
             f'features="image:image, label:int64"; {record_name} has {found_text or "none"}.'
         )
-    parser_features = parse_features(features)
-    target = list(parser_features)[-1] if label is None else label
-    if target not in parser_features:
-        raise InputError(
-            f"label must be one of the features. Received: {label!r}.{nearest(str(label), parser_features)}"
-        )
-    check_record(first, parser_features, record_name)
-    values = tf.train.Example.FromString(first).features.feature
-    decodings = {
-        name: image_decoding(*images, f"{name} in {record_name}", values[name].bytes_list.value[0])
-        for name, feature in parser_features.items()
-        if feature.kind == IMAGE
-    }
-    return parser_features, target, decodings
+    parsed = parse_features(features)
+    target = list(parsed)[-1] if label is None else label
+    if target not in parsed:
+        raise InputError(f"label must be one of the features. Received: {label!r}.{nearest(str(label), parsed)}")
+    check_record(first_record, parsed, record_name)
+    values = tf.train.Example.FromString(first_record).features.feature
+    decodings: dict[str, ImageDecoding] = {}
+    for name in (name for name, feature in parsed.items() if feature.kind == IMAGE):
+        image, image_name = values[name].bytes_list.value[0], f"{name} in {record_name}"
+        decodings[name] = image_decoding(size, channels, crop_to_aspect_ratio, image_name, image)
+    train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split, test)
+    test_index = record_index(matching_files(_KIND, test, data_dir)) if test else None
+    if test_index is not None:
+        check_record(test_index.read(np.array([0]))[0], parsed, test_index.describe(0))
+    elif len(test_records):
+        test_index, index = index.part(test_records), index.part(train_records)
+    source = Records(index, parsed, target, decodings)
+    test_source = None if test_index is None else Records(test_index, parsed, target, decodings)
+    x = source.element_spec[0]
+    shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
+    return DataSet(f"{_KIND}:{path}", source, test_source, shape, classes)
