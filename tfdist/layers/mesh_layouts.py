@@ -72,21 +72,19 @@ class MeshLayouts(TensorLayouts):
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Context in which a function of the devices is traced, with layouts for the operations of Keras and TensorFlow."""
-        with contextlib.ExitStack() as stack:
-            if "context" in self._rules:
-                stack.enter_context(keras_internals.keep_product_dims())
-            stack.enter_context(
-                keras_internals.lay_out_attention(self.constrain_input, self.constrain_attention, self.constrain_output)
-            )
+        with (
+            keras_internals.keep_product_dims() if "context" in self._rules else contextlib.nullcontext(),
+            keras_internals.lay_out_attention(self.constrain_input, self.constrain_attention, self.constrain_output),
             # For a sharded layout, DTensor draws each shard with a different seed, and the users of the random numbers
             # determine the layout, which may therefore differ when a layer is recomputed in the backward pass.
-            stack.enter_context(keras_internals.lay_out_draws(self.replicate))
-            stack.enter_context(keras_internals.lay_out_strided_slices(self.layout_for_slicing))
-            stack.enter_context(keras_internals.lay_out_concatenations(self.layout_for_slicing))
+            keras_internals.lay_out_draws(self.replicate),
+            keras_internals.lay_out_strided_slices(self.layout_for_slicing),
+            keras_internals.lay_out_concatenations(self.layout_for_slicing),
             # The gradient of top-k uses indices into the whole tensor, which DTensor interprets as indices into a shard.
-            stack.enter_context(keras_internals.lay_out_top_k(self.replicate))
+            keras_internals.lay_out_top_k(self.replicate),
             # DTensor rejects a transpose whose result must be sharded differently from its input.
-            stack.enter_context(keras_internals.copy_transposed_inputs())
+            keras_internals.copy_transposed_inputs(),
+        ):
             yield
 
     def replicate(self, tensor: tf.Tensor) -> tf.Tensor:
