@@ -350,8 +350,7 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
             )
     source = _array_source((x[train_indices], y[train_indices]) if len(test_indices) else (x, y))
     shape, classes = tuple(source.element_spec[0].shape), len(names) or (int(y.max()) + 1 if _is_label(y) else None)
-    test_source = None if test is None else _array_source(test)
-    return DataSet(f"npz:{path}", source, test_source, shape, classes, names)
+    return DataSet(f"npz:{path}", source, None if test is None else _array_source(test), shape, classes, names)
 
 
 def _load_arrays(file: str) -> dict[str, np.ndarray]:

@@ -69,8 +69,7 @@ class BatchSchedule:
         """
         if elastic_batch not in (GLOBAL, REPLICA):
             raise InputError(f"--elastic_batch must be global or replica. Received: {elastic_batch!r}.")
-        is_constant = elastic_batch == GLOBAL
-        size = batch_size if is_constant else self._batch_size_per_replica(batch_size) * replicas
+        size = batch_size if elastic_batch == GLOBAL else self._batch_size_per_replica(batch_size) * replicas
         position = self.position.with_batch_size(step, size)
         if batch_size == self.batch_size:
             return dataclasses.replace(self, position=position)

@@ -38,8 +38,7 @@ class ImageFiles(Source):
             self._labels = None if labels is None else tf.constant(labels, tf.int32)
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
-        x = self._decoding.decode(contents)
+        x = self._decoding.decode(tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices)))
         return without_targets(x) if self._labels is None else (x, tf.gather(self._labels, indices))
 
     @property

@@ -39,8 +39,7 @@ _FASHION["test"] = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 def digits() -> DataSet:
     """1437 + 360 handwritten digits of 8 x 8, from scikit-learn; x in [0, 1]."""
     bunch = import_extra("sklearn.datasets", "The data set digits").load_digits()
-    images = bunch.images.astype(np.uint8)
-    return _split_data_set("digits", images, bunch.target, test_size=360, white=16)
+    return _split_data_set("digits", bunch.images.astype(np.uint8), bunch.target, test_size=360, white=16)
 
 
 def mnist5k() -> DataSet:

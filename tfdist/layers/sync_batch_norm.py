@@ -77,5 +77,4 @@ def _statistics(inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> t
         weights = tf.broadcast_to(tf.cast(mask, inputs.dtype)[..., None], entries)
         count = tf.reduce_sum(weights)
     mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * weights, axis=axes, keepdims=True), count)
-    m2 = tf.reduce_sum(tf.square(inputs - mean) * weights, axis=axes)
-    return count, tf.reshape(mean, [-1]), m2
+    return count, tf.reshape(mean, [-1]), tf.reduce_sum(tf.square(inputs - mean) * weights, axis=axes)

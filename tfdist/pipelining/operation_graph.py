@@ -316,8 +316,7 @@ def _mask_shape(shape: Sequence[int | None], mask: tf.Tensor) -> tuple[tuple[int
 def _differentiable_tensors(graph: Graph, usage: Sequence[Usage]) -> frozenset[int]:
     tensors: set[int] = set()
     for call, use in zip(graph.calls, usage, strict=True):
-        is_trained = any(variable.trainable for variable in use.reads.values()) or tensors.intersection(call.inputs)
-        if is_trained:
+        if any(variable.trainable for variable in use.reads.values()) or tensors.intersection(call.inputs):
             dtypes = {x: tf.as_dtype(graph.tensors[x].dtype) for x in call.outputs}
             tensors.update(x for x, dtype in dtypes.items() if dtype.is_floating or dtype.is_complex)
     return frozenset(tensors)
