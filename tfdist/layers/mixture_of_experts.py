@@ -262,8 +262,7 @@ class MixtureOfExperts(keras.layers.Layer):
         logits = tf.einsum("gsm,me->gse", tf.cast(tokens, precision), tf.cast(self.router, precision))
         probabilities = tf.nn.softmax(logits)
         token_mask = tf.ones_like(logits[:, :, 0]) if mask is None else tf.cast(mask, precision)
-        factor = self.capacity_factor if training else self.evaluation_capacity_factor
-        capacity = expert_capacity(inputs.shape[1], self.experts, self.choices, factor)
+        capacity = self.capacity(inputs.shape[1], training)
         routing = routes(probabilities, token_mask, self.choices, capacity, self.overflow)
         if self.balance_weight:
             self.add_loss(self.balance_weight * balance_loss(probabilities, token_mask))
@@ -284,6 +283,11 @@ class MixtureOfExperts(keras.layers.Layer):
         expert_outputs = constrain(expert_outputs, *by_rows)
         outputs = tf.einsum("gsec,egcm->gsm", dispatch * tf.expand_dims(weights, -1), expert_outputs)
         return constrain(outputs, "batch * embed", f"the output of {self.path}")
+
+    def capacity(self, tokens: int, training: bool) -> int:
+        """Returns the capacity of each expert for the tokens of an example."""
+        factor = self.capacity_factor if training else self.evaluation_capacity_factor
+        return expert_capacity(tokens, self.experts, self.choices, factor)
 
     def _apply_experts(self, x: tf.Tensor) -> tf.Tensor:
         hidden = tf.einsum("egcm,emf->egcf", x, tf.cast(self.in_kernel, x.dtype))
