@@ -16,9 +16,8 @@ def clients(size=1000, seed=0, labels=None, **parameters):
 @pytest.mark.parametrize("sizes", ["equal", "power_law"])
 @pytest.mark.parametrize("classes", [0, 2])
 def test_every_example_has_one_client(sizes, classes):
-    found = clients(
-        clients=30, shards_per_client=classes, client_sizes=sizes, labels=LABELS if classes else None
-    ).examples
+    labels = LABELS if classes else None
+    found = clients(clients=30, shards_per_client=classes, client_sizes=sizes, labels=labels).examples
     assert len(found) == 30 and min(map(len, found)) >= max(1, classes)
     np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.arange(1000))
 

@@ -169,10 +169,7 @@ def test_batches_that_make_no_step_are_refused_rather_than_cut():
             return ({"a": x["a"][:2]}, y[:2]) if index == 1 else (x, y)
 
     padded = tf.data.Dataset.range(1, 8).map(lambda n: (tf.fill([n], n), n)).padded_batch(3)
-    for data, words in (
-        (Unequal(), "batch 1 with 2 rows"),
-        (padded, r"\[3,3\] and \[3,7\]\. Pad all"),
-    ):
+    for data, words in ((Unequal(), "batch 1 with 2 rows"), (padded, r"\[3,3\] and \[3,7\]\. Pad all")):
         source = as_examples(data)
         with pytest.raises(InputError, match=f"Received: {words}"), explain_reading_errors(source):
             rows(source, 4)
@@ -216,11 +213,7 @@ def test_examples_may_be_named_tuples():
 
 @pytest.mark.parametrize(
     ("dataset", "found"),
-    [
-        (numbered(7).repeat(), "infinite"),
-        (numbered(7).filter(lambda x, y: x > 2), "unknown"),
-        (numbered(0), "0"),
-    ],
+    [(numbered(7).repeat(), "infinite"), (numbered(7).filter(lambda x, y: x > 2), "unknown"), (numbered(0), "0")],
 )
 def test_the_number_of_examples_must_be_known(dataset, found):
     with pytest.raises(InputError) as error:
@@ -228,15 +221,12 @@ def test_the_number_of_examples_must_be_known(dataset, found):
     assert f"Received: {found}. Use dataset.apply(tf.data.experimental.assert_cardinality(n))." in str(error.value)
 
 
-def test_the_remedy_works():
-    filtered = numbered(7).filter(lambda x, y: x > 2).apply(tf.data.experimental.assert_cardinality(4))
-    assert sorted(sum(batches_of(Pipeline(StreamSource(filtered), 2, seed=0), 2), [])) == [3, 4, 5, 6]
-
-
-def test_a_wrong_number_is_noticed():
-    wrong = numbered(7).filter(lambda x, y: x > 2).apply(tf.data.experimental.assert_cardinality(5))
+def test_the_remedy_works_and_a_wrong_number_is_noticed():
+    filtered = numbered(7).filter(lambda x, y: x > 2)
+    right, wrong = (StreamSource(filtered.apply(tf.data.experimental.assert_cardinality(n))) for n in (4, 5))
+    assert sorted(sum(batches_of(Pipeline(right, 2, seed=0), 2), [])) == [3, 4, 5, 6]
     with pytest.raises(tf.errors.FailedPreconditionError, match="contain 5 element"):
-        batches_of(Pipeline(StreamSource(wrong), 2, seed=0), 8)
+        batches_of(Pipeline(wrong, 2, seed=0), 8)
 
 
 def test_the_shuffle_goes_through_a_buffer():

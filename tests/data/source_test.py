@@ -70,9 +70,11 @@ def test_transforms_see_batches_and_compose():
     np.testing.assert_array_equal(weight, [3, 3, 3, 3])
 
 
-def test_a_source_of_ones_own_needs_a_size_and_a_fetch():
+def test_a_source_of_ones_own_needs_a_size_and_a_fetch_and_a_sample_is_from_all_over_it():
+    """Examples of a class are often stored together."""
+
     class Squares(Source):
-        size = 10
+        size = 1000
 
         def fetch(self, indices):
             return indices, indices**2
@@ -80,6 +82,8 @@ def test_a_source_of_ones_own_needs_a_size_and_a_fetch():
     x, y = one_batch(Squares(), 10)
     np.testing.assert_array_equal(y, x**2)
     assert Squares().element_spec == (tf.TensorSpec([], tf.int64),) * 2
+    assert Squares().preview(4)[0].numpy().tolist() == [0, 250, 500, 750]
+    assert Squares().map(lambda x, y: (x + 1, y)).preview(2000)[0].numpy().tolist() == list(range(1, 1001))
 
 
 @pytest.mark.parametrize(
@@ -97,19 +101,6 @@ def test_a_source_of_ones_own_needs_a_size_and_a_fetch():
 def test_arrays_that_are_no_examples_are_an_error(arrays, says):
     with pytest.raises(InputError, match=says):
         ArraySource(arrays)
-
-
-def test_a_sample_is_from_all_over_the_data():
-    """Examples of a class are often stored together."""
-
-    class Numbers(Source):
-        size = 1000
-
-        def fetch(self, indices):
-            return indices, indices
-
-    assert Numbers().preview(4)[0].numpy().tolist() == [0, 250, 500, 750]
-    assert Numbers().map(lambda x, y: (x + 1, y)).preview(2000)[0].numpy().tolist() == list(range(1, 1001))
 
 
 def test_a_sample_of_arrays_in_memory_is_all_of_them_unless_they_are_large(monkeypatch):

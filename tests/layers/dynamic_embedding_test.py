@@ -137,9 +137,8 @@ def test_a_step_that_is_not_finite_counts_no_key(served, single):
         results.append(tables(trainer.model)["item"])
     assert results[0]["updates"] == results[1]["updates"] == 3
     np.testing.assert_array_equal(results[0]["candidates"], results[1]["candidates"])
-    assert not np.isin(
-        np.setdiff1d(X["key"][16:32], np.delete(X["key"], range(16, 32), 0)), results[0]["candidates"]
-    ).any()
+    skipped = np.setdiff1d(X["key"][16:32], np.delete(X["key"], range(16, 32), 0))
+    assert not np.isin(skipped, results[0]["candidates"]).any()
 
 
 def keras_step():

@@ -57,9 +57,8 @@ def on_a_mesh(shape, layout, **arguments):
     with strategy.scope():
         layer = made(**arguments)
     rows = strategy.devices.place(X, tfdist.config.layouts.Layout(("data", None, None)))
-    return strategy.devices.full_tensor(
-        strategy.compiled(lambda x: strategy.run(lambda x: layer(x, training=True), x))(rows)
-    )
+    run = strategy.compiled(lambda x: strategy.run(lambda x: layer(x, training=True), x))
+    return strategy.devices.full_tensor(run(rows))
 
 
 LAYOUTS = [("data:2;model:2", "experts:model"), ("data:4", "experts:data")]
@@ -165,9 +164,8 @@ def trained(strategy, steps=300, **options):
     keras.utils.set_random_seed(2)
     with strategy.scope():
         inputs = keras.Input((16, 4))
-        layer = MixtureOfExperts(
-            4, 8, choices=1, capacity_factor=4.0, evaluation_capacity_factor=4.0, name="moe", **options
-        )
+        factors = {"capacity_factor": 4.0, "evaluation_capacity_factor": 4.0}
+        layer = MixtureOfExperts(4, 8, choices=1, name="moe", **factors, **options)
         model = keras.Model(inputs, layer(inputs))
         router = layer.router.numpy()
         router[:, 0] += 3

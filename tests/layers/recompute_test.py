@@ -134,9 +134,8 @@ def test_masks_on_a_mesh_are_those_of_one_device_in_every_layout(single, float64
     data = (RANDOM.standard_normal((32, 6, 8)), NEXT[:, 0])
     found = {}
     for layout in ("", "out:model"):
-        strategy = tfdist.load_strategy(
-            "mesh", devices=4, mesh_shape="data:2;model:2", layout=layout, environment={}, shard_min_elements=1
-        )
+        options = {"devices": 4, "mesh_shape": "data:2;model:2", "shard_min_elements": 1}
+        strategy = tfdist.load_strategy("mesh", layout=layout, environment={}, **options)
         found |= {(layout, which): trained(strategy, which, residual, data) for which in ("none", "full")}
     expected = trained(single, "none", residual, data)
     for key, variables in found.items():

@@ -99,11 +99,9 @@ def test_an_even_load_has_a_balance_of_one_and_a_collapse_that_of_all_experts():
 def test_padding_counts_in_no_loss():
     logits = tf.constant([[[3.0, 1.0], [0.0, 9.0]]])
     first = tf.constant([[1.0, 0.0]])
-    assert float(mixture_of_experts.z_loss(logits, first)) == pytest.approx(
-        np.log(np.exp(3) + np.exp(1)) ** 2, rel=1e-6
-    )
+    expected = np.log(np.exp(3) + np.exp(1)) ** 2
+    assert float(mixture_of_experts.z_loss(logits, first)) == pytest.approx(expected, rel=1e-6)
     probabilities = tf.nn.softmax(logits)
-    assert float(mixture_of_experts.balance_loss(probabilities, first)) == pytest.approx(
-        2 * float(probabilities[0, 0, 0]), rel=1e-6
-    )
+    expected = 2 * float(probabilities[0, 0, 0])
+    assert float(mixture_of_experts.balance_loss(probabilities, first)) == pytest.approx(expected, rel=1e-6)
     assert float(mixture_of_experts.balance_loss(probabilities, first * 0)) == 0

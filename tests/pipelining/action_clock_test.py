@@ -5,7 +5,7 @@ import time
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica
-from tfdist.pipelining.execution import ActionClock, run_schedule
+from tfdist.pipelining.execution import NO_CLOCK, ActionClock, Execution
 from tfdist.pipelining.passes import Forward
 from tfdist.pipelining.schedule_catalog import make_schedule
 
@@ -37,8 +37,8 @@ def run(clock):
     schedule = make_schedule("gpipe", 1, 3)
 
     def step():
-        [total] = run_schedule(schedule, 0, {0: stage}, OneReplica(), clock).gradients[0]
-        return total, clock.read() if clock else ()
+        [total] = Execution(schedule, 0, {0: stage}, OneReplica(), clock).run().gradients[0]
+        return total, () if clock is NO_CLOCK else clock.read()
 
     return tf.function(step, autograph=False).get_concrete_function()
 
@@ -62,9 +62,9 @@ def test_actions_are_measured_in_their_order():
 
 
 def test_a_clock_changes_no_result():
-    assert float(run(ActionClock())()[0]) == float(run(None)()[0])
+    assert float(run(ActionClock())()[0]) == float(run(NO_CLOCK)()[0])
 
 
 def test_nothing_is_added_without_a_clock():
-    step = run(None)
+    step = run(NO_CLOCK)
     assert not [operation for operation in step.graph.get_operations() if operation.type == "Timestamp"]

@@ -44,9 +44,8 @@ def test_each_method_is_a_choice_of_the_flag() -> None:
 def test_errors_are_bounded(shape: tuple[int, ...], wire: str) -> None:
     x = values(shape)
     flat = x.reshape(-1)
-    blocks = np.concatenate(
-        [np.full(len(part), np.abs(part).max()) for part in np.split(flat, range(256, len(flat), 256))]
-    )
+    parts = np.split(flat, range(256, len(flat), 256))
+    blocks = np.concatenate([np.full(len(part), np.abs(part).max()) for part in parts])
     bounds = {"none": 0 * blocks, "bf16": 2.0**-8 * np.abs(flat), "fp16": 2.0**-11 * np.abs(flat), "int8": blocks / 254}
     for name, bound in bounds.items():
         error = np.abs(passed(name, tf.constant(x), WIRES[wire]).numpy().reshape(-1) - flat)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.collectives import OneReplica
-from tfdist.pipelining.execution import run_schedule
+from tfdist.pipelining.execution import Execution
 from tfdist.pipelining.passes import Forward, Passes
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.stage_costs import CrossingSpec
@@ -142,9 +142,8 @@ def test_no_operation_is_computed_twice(name: str) -> None:
     whole, split = (Passes(part, part.arguments(0), is_split) for is_split in (False, True))
     last = computed(split._backward_weight)
     assert computed(split._backward_input, split._backward_weight) == computed(whole._backward)
-    assert bool(last) is (
-        name in ("attending", "normalized")
-    )  # a loop's gradients, of all that it uses, are one operation
+    # A loop's gradients, of all that it uses, are one operation.
+    assert bool(last) is (name in ("attending", "normalized"))
 
 
 def test_a_backward_pass_uses_the_weights_of_its_forward_pass() -> None:
@@ -180,7 +179,7 @@ def test_a_stage_is_traced_once(schedule: str, micro_batches: int) -> None:
     part.forward = lambda arguments, received: forward(arguments, tensors(0)[:1])._replace(sent=[])
 
     def step() -> None:
-        run_schedule(make_schedule(schedule, 1, micro_batches), 0, {0: part}, OneReplica())
+        Execution(make_schedule(schedule, 1, micro_batches), 0, {0: part}, OneReplica()).run()
 
     tf.function(step, autograph=False).get_concrete_function()
     assert part.calls == 1

@@ -34,17 +34,14 @@ def test_ranges_are_written_and_read_by_threads(storage, home):
         assert file.read_into(memoryview(bytearray(5)), len(data)) == 0
 
 
-def test_a_file_is_created_once(storage, home):
+def test_a_file_is_created_once_and_errors_name_it(storage, home):
     write(storage, home / "a", b"first")
     with pytest.raises(FileExistsError, match="a"), storage.create(home / "a"):
         pass
     with pytest.raises(FileNotFoundError), storage.create(home / "no" / "a"):
         pass
     assert storage.read(home / "a") == b"first"
-
-
-def test_errors_of_writing_name_the_file(storage, home):
-    with pytest.raises(OSError, match="full") as caught, storage.create(home / "a"):
+    with pytest.raises(OSError, match="full") as caught, storage.create(home / "b"):
         raise OSError(errno.ENOSPC, "full")
     assert caught.value.filename
 
@@ -75,6 +72,9 @@ def test_a_file_is_replaced(storage, home):
         storage.replace(home / "a", text)
         assert storage.read(home / "a") == text
     assert names(storage, home) == ["a"]
+    write(storage, home / "b", b"renamed")
+    storage.rename(home / "b", home / "a")
+    assert (names(storage, home), storage.read(home / "a")) == (["a"], b"renamed")
 
 
 def test_what_is_at_a_path(storage, home):
@@ -111,13 +111,6 @@ def test_directories(storage, home):
     for action in (storage.entries, storage.remove_directory):
         with pytest.raises(FileNotFoundError):
             action(home / "e")
-
-
-def test_a_renamed_file_replaces_another(storage, home):
-    write(storage, home / "a", b"new")
-    write(storage, home / "b", b"old")
-    storage.rename(home / "a", home / "b")
-    assert (names(storage, home), storage.read(home / "b")) == (["b"], b"new")
 
 
 def test_one_process_locks(storage, home):

@@ -137,7 +137,14 @@ class CallbackStates:
         Raises:
           InputError: a `state_dict` returns a value that cannot be saved.
         """
-        self._warn_once()
+        unsaved = self._unsaved_attributes
+        if names := [name for name, ids in unsaved.items() if _attribute_ids(self._callbacks[name]) != ids]:
+            self._unsaved_attributes = {}
+            _log.warning(
+                "Checkpoints do not contain the attributes of %s: a resumed run starts with their initial values. "
+                "Callbacks with state need state_dict and load_state_dict.",
+                ", ".join(names),
+            )
         arrays: dict[str, np.ndarray] = {}
         values = {name: _encode_state(name, callback, arrays) for name, callback in self._callbacks.items()}
         saved_arrays = arrays if self._is_chief else {}
@@ -174,17 +181,6 @@ class CallbackStates:
         """Returns whether a callback of this run accepts the state."""
         accepts = _has_state_dict if _STATE_DICT in state else _is_keras_callback
         return name in self._callbacks and accepts(self._callbacks[name])
-
-    def _warn_once(self) -> None:
-        unsaved = self._unsaved_attributes
-        names = [name for name, ids in unsaved.items() if _attribute_ids(self._callbacks[name]) != ids]
-        if names:
-            self._unsaved_attributes = {}
-            _log.warning(
-                "Checkpoints do not contain the attributes of %s: a resumed run starts with their initial values. "
-                "Callbacks with state need state_dict and load_state_dict.",
-                ", ".join(names),
-            )
 
 
 def _callback_name(callback: keras.callbacks.Callback) -> str:

@@ -114,37 +114,30 @@ class Saver:
         """
 
 
+@dataclasses.dataclass
 class _PeriodicSaver(Saver):
-    def __init__(
-        self,
-        options: Checkpoints,
-        strategy: Strategy,
-        sync_points: SyncPoints,
-        take_snapshot: Callable[[], RunSnapshot],
-        synchronize: Callable[[], object],
-        best: BestTracker | None,
-        notices: Collection[str],
-    ):
-        self._best = best
-        self._notices = notices
-        self._group = group = strategy.group
-        self._sync_points = sync_points
-        self._take_snapshot = take_snapshot
-        self._synchronize = synchronize
-        self._options = options
-        self._interval = options.interval
+    options: Checkpoints
+    strategy: Strategy
+    sync_points: SyncPoints
+    take_snapshot: Callable[[], RunSnapshot]
+    synchronize: Callable[[], object]
+    best: BestTracker | None
+    notices: Collection[str]
+
+    def __post_init__(self) -> None:
+        options, self._group, self._interval = self.options, self.strategy.group, self.options.interval
         self._step_intervals = [steps for steps in (self._interval.steps, options.commit_every) if steps]
         self._durable_tier = DurableTier(
-            group,
+            self._group,
             options.directory,
             options.keep,
             options.flags,
             strict=options.strict,
-            on_failure=lambda: sync_points.request(_WRITE_FAILED),
+            on_failure=lambda: self.sync_points.request(_WRITE_FAILED),
         )
         self._commit_tier: InMemoryTier | None = None
         if options.commit_every:
-            self._commit_tier = InMemoryTier(strategy, options.commit_directory, MAX_COMMITS, options.flags)
+            self._commit_tier = InMemoryTier(self.strategy, options.commit_directory, MAX_COMMITS, options.flags)
         self._step = -1  # the last step for which `save_if_due` was called
         self._last_request = time.monotonic()
 
@@ -152,28 +145,28 @@ class _PeriodicSaver(Saver):
         return min((step - step % every + every for every in self._step_intervals), default=None)
 
     def begin(self, end: int) -> None:
-        self._sync_points.begin(end)
+        self.sync_points.begin(end)
 
     def observe(self, step: int, logs: Mapping[str, float]) -> None:
-        if self._best:
-            self._best.observe(step, logs)
+        if self.best:
+            self.best.observe(step, logs)
 
     def save_if_due(self, step: int, is_last: bool = False) -> None:
         self._step = step
-        requests = self._sync_points.end_call(step)
+        requests = self.sync_points.end_call(step)
         if _WRITE_FAILED in requests:
             self._durable_tier.wait()
         is_periodic = self._interval.steps and step % self._interval.steps == 0
-        is_enabled = bool(self._interval.steps or self._interval.seconds or self._best)
-        is_best = self._best is not None and self._best.best is not None and self._best.best.step == step
+        is_enabled = bool(self._interval.steps or self._interval.seconds or self.best)
+        is_best = self.best is not None and self.best.best is not None and self.best.best.step == step
         is_durable = is_periodic or is_best or _DUE in requests or _PREEMPTED in requests or (is_last and is_enabled)
-        is_commit = self._commit_tier and step % self._options.commit_every == 0
+        is_commit = self._commit_tier and step % self.options.commit_every == 0
         # The in-memory checkpoint is first, because it is faster.
         tiers = [self._commit_tier if is_commit else None, self._durable_tier if is_durable else None]
         self._save([tier for tier in tiers if tier and tier.last_step != step])
         if _PREEMPTED in requests:
             self._durable_tier.wait(strict=True)
-            kind = Interrupted if CTRL_C in self._notices else Preempted
+            kind = Interrupted if CTRL_C in self.notices else Preempted
             raise kind(
                 f"{kind.__name__}: saved at step {step} in {self._durable_tier.directory}. Resume with the same command and "
                 "the same --output_dir."
@@ -181,7 +174,7 @@ class _PeriodicSaver(Saver):
         seconds = self._interval.seconds
         if seconds and self._group.rank == 0 and time.monotonic() - self._last_request >= seconds:
             self._last_request = time.monotonic()
-            self._sync_points.request(_DUE)
+            self.sync_points.request(_DUE)
 
     def finish(self) -> None:
         """Waits for all writes at the end of the run."""
@@ -203,14 +196,14 @@ class _PeriodicSaver(Saver):
             return
         for tier in tiers:
             tier.wait()
-        if self._best:  # a commit must not refer to a best checkpoint that is incomplete
+        if self.best:  # a commit must not refer to a best checkpoint that is incomplete
             self._durable_tier.wait()
-        snapshot = self._take_snapshot()
+        snapshot = self.take_snapshot()
         if self._durable_tier in tiers or (self._commit_tier and self._commit_tier.survives_host_loss):
-            self._synchronize()
+            self.synchronize()
         for tier in tiers:
             tier.start(snapshot)
-        if not self._options.in_background:
+        if not self.options.in_background:
             for tier in tiers:
                 tier.wait()
 
@@ -241,10 +234,10 @@ def open_saver(
     if options is None:
         yield Saver()
         return
-    received_notices: list[str] = []
+    notices_so_far: list[str] = []
 
     def record(name: str) -> None:
-        received_notices.append(name)
+        notices_so_far.append(name)
         sync_points.request(_PREEMPTED)
 
     with (
@@ -254,15 +247,13 @@ def open_saver(
         machine_notices(lambda _: sync_points.request(_PREEMPTED)),
     ):
         _clear_missing_best(best, strategy.group)
-        periodic_saver = _PeriodicSaver(
-            options, strategy, sync_points, take_snapshot, synchronize, best, received_notices
-        )
+        saver = _PeriodicSaver(options, strategy, sync_points, take_snapshot, synchronize, best, notices_so_far)
         try:
-            yield periodic_saver
+            yield saver
         except BaseException:
-            periodic_saver.drop()
+            saver.drop()
             raise
-        periodic_saver.finish()
+        saver.finish()
 
 
 def _clear_missing_best(best: BestTracker | None, group: Group) -> None:

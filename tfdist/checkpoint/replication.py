@@ -70,9 +70,7 @@ class ByteTransfer:
         """
         messages = self._strategy.group.gather("carrying/to one", [data.size, process], LONG_SECONDS)
         own_rank = self._strategy.cluster.rank
-        buffers = {
-            rank: np.empty(size, np.uint8) for rank, (size, receiver) in enumerate(messages) if receiver == own_rank
-        }
+        buffers = {rank: np.empty(n, np.uint8) for rank, (n, receiver) in enumerate(messages) if receiver == own_rank}
         for start in range(0, max(size for size, _ in messages), self.max_bytes):
             stream = self._transmit(data[start : start + self.max_bytes], process)
             for buffer in buffers.values():
@@ -174,19 +172,13 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
     if len(host_ranks) == 1 or not can_transfer(strategy):
         return None
     first_ranks = [host[0] for host in host_ranks]
-    answers = group.gather(
-        "commits/held", _local_checkpoints(folder) if group.rank in first_ranks else {}, LONG_SECONDS
-    )
-    files_by_rank = {
-        rank: {name: LocalFiles(*fields) for name, fields in answers[rank].items()} for rank in first_ranks
-    }
+    local_checkpoints = _local_checkpoints(folder) if group.rank in first_ranks else {}
+    answers = group.gather("commits/held", local_checkpoints, LONG_SECONDS)
+    files_by_rank = {r: {name: LocalFiles(*fields) for name, fields in answers[r].items()} for r in first_ranks}
     names = sorted(set().union(*files_by_rank.values()), reverse=True)
     complete_names = [name for name in names if _is_complete(name, files_by_rank)]
-    shared_names = [
-        name
-        for name in complete_names
-        if all(_is_complete(name, {rank: files}) for rank, files in files_by_rank.items())
-    ]
+    hosts_files = [{rank: files} for rank, files in files_by_rank.items()]
+    shared_names = [name for name in complete_names if all(_is_complete(name, files) for files in hosts_files)]
     newest_complete = next(iter(complete_names), "")
     if newest_complete and newest_complete not in shared_names:
         copies = {rank: files.get(newest_complete) for rank, files in files_by_rank.items()}
@@ -212,9 +204,8 @@ def _local_checkpoints(folder: Path) -> dict[str, LocalFiles]:
 
 def _is_complete(name: str, files_by_rank: Mapping[int, Mapping[str, LocalFiles]]) -> bool:
     copies = [files[name] for files in files_by_rank.values() if name in files]
-    return len({copy.manifest_hash for copy in copies}) == 1 and all(
-        any(file in copy.intact_names for copy in copies) for file in copies[0].sizes
-    )
+    is_same = len({copy.manifest_hash for copy in copies}) == 1
+    return is_same and all(any(file in copy.intact_names for copy in copies) for file in copies[0].sizes)
 
 
 def _send(strategy: Strategy, path: Path, files_by_rank: Mapping[int, LocalFiles | None]) -> bool:
@@ -317,19 +308,8 @@ class Tier:
             Tier.wait(self)
 
     def _write(self, snapshot: RunSnapshot) -> None:
-        path = commit(
-            self._group,
-            self.directory,
-            snapshot.parts,
-            step=snapshot.step,
-            seed=snapshot.seed,
-            flags=self._flags,
-            values=snapshot.values,
-            keep=self._keep,
-            keep_steps=snapshot.keep_steps,
-            noun=self.noun,
-            placement=snapshot.placement,
-        )
+        contents = {name: value for name, value in snapshot._asdict().items() if name != "state"}
+        path = commit(self._group, self.directory, flags=self._flags, keep=self._keep, noun=self.noun, **contents)
         if self._group.rank == 0:
             _log.log(self.level, "Saved step %d in %s.", snapshot.step, path)
 
@@ -384,16 +364,13 @@ class InMemoryTier(Tier):
         self.survives_host_loss = self._transfer is not None
 
     def start(self, snapshot: RunSnapshot) -> None:
-        super().start(self._place(snapshot, self._transfer) if self._transfer else snapshot)
-
-    def _place(self, snapshot: RunSnapshot, transfer: ByteTransfer) -> RunSnapshot:
-        replicated = snapshot.state.replicated_variables()
-        local_parts = [part for part in snapshot.parts if part.name not in replicated]
-        copies = transfer.send(shard_bytes(local_parts), copy_holder(self._group.rank, self._hosts))
-        placement = HostPlacement(
-            self._hosts, snapshot.state.replicated_parts(snapshot.parts) if self._is_first else (), copies
-        )
-        return snapshot._replace(parts=local_parts, placement=placement)
+        if self._transfer:
+            state, parts, replicated = snapshot.state, snapshot.parts, snapshot.state.replicated_variables()
+            local_parts = [part for part in parts if part.name not in replicated]
+            copies = self._transfer.send(shard_bytes(local_parts), copy_holder(self._group.rank, self._hosts))
+            placement = HostPlacement(self._hosts, state.replicated_parts(parts) if self._is_first else (), copies)
+            snapshot = snapshot._replace(parts=local_parts, placement=placement)
+        super().start(snapshot)
 
     def clear(self) -> None:
         """Removes all checkpoints to free the memory."""

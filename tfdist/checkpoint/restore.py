@@ -73,16 +73,21 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_dama
     is_chief, damages = group.rank == 0, []
     state.collect()
     for number, path in enumerate(paths):
-        checkpoint, damage = _try_restore(state, path_of(path), verify_all=is_chief)
+        checkpoint, damage = None, ""
+        try:
+            checkpoint = _restore(state, path_of(path))
+            if is_chief:  # also data that this run does not use
+                checkpoint.verify()
+        except CorruptCheckpointError as error:
+            damage = str(error)
         errors = group.gather(f"checkpoint/read/{number}", damage, LONG_SECONDS)
         if not any(errors):
             return checkpoint
         if not errors[0]:
             rank = next(rank for rank, text in enumerate(errors) if text)
             raise CheckpointError(
-                "All processes must be able to read the checkpoint that a run resumes from. Received, on rank "
-                f"{rank}: {errors[rank]} "
-                "It is valid on rank 0: share its directory between the hosts."
+                f"All processes must be able to read the checkpoint that a run resumes from. Received, on rank {rank}: "
+                f"{errors[rank]} It is valid on rank 0: share its directory between the hosts."
             )
         damages.append(errors[0])
         if is_chief:
@@ -111,10 +116,7 @@ def restore_weights(state: RunVariables, path: StoragePath, with_optimizer: bool
       CheckpointError: it is damaged, or has been removed meanwhile.
     """
     state.collect()
-    checkpoint = Checkpoint.open(path)
-    _check_values(checkpoint)
-    state.restore(checkpoint, with_optimizer)
-    return checkpoint
+    return _restore(state, path, with_optimizer)
 
 
 def _check_values(checkpoint: Checkpoint) -> None:
@@ -134,14 +136,8 @@ def _check_values(checkpoint: Checkpoint) -> None:
         raise CorruptCheckpointError(checkpoint.path, f"its run state cannot be read ({error})") from error
 
 
-def _try_restore(state: RunVariables, path: StoragePath, verify_all: bool) -> tuple[Checkpoint | None, str]:
-    """Restores a checkpoint; returns it, or an error if it is corrupted. `verify_all` also verifies unused data."""
-    try:
-        checkpoint = Checkpoint.open(path)
-        _check_values(checkpoint)
-        state.restore(checkpoint)
-        if verify_all:
-            checkpoint.verify()
-    except CorruptCheckpointError as error:
-        return None, str(error)
-    return checkpoint, ""
+def _restore(state: RunVariables, path: StoragePath, with_optimizer: bool = True) -> Checkpoint:
+    checkpoint = Checkpoint.open(path)
+    _check_values(checkpoint)
+    state.restore(checkpoint, with_optimizer)
+    return checkpoint

@@ -76,34 +76,27 @@ class RunVariables:
         moving_ids = {id(variable) for variable in keras_internals.moving_statistics(model)}
         statistics = [variable for variable in model.variables if id(variable) in moving_ids]
         replicated_variables = [variable for variable in model.variables if id(variable) not in moving_ids]
-        local_ids = {
-            id(v) for v in (*model.trainable_variables, *model.optimizer.variables) if exchanges.has_local_weights
-        }
+        has_local = exchanges.has_local_weights
+        local_ids = {id(v) for v in (*model.trainable_variables, *model.optimizer.variables) if has_local}
         state, paths = model.optimizer.variables, keras_internals.paths_of_state(model.optimizer)
-        optimizer_variables = _variables_by_name(
-            _OPTIMIZER, state, local_ids, strategy.optimizer_shards.is_local_only, paths
-        )
         variables = {
             **_variables_by_name(_MODEL, replicated_variables, local_ids),
             **_variables_by_name(_STATISTICS, statistics, moving_ids),
-            **optimizer_variables,
+            **_variables_by_name(_OPTIMIZER, state, local_ids, strategy.optimizer_shards.is_local_only, paths),
         }
         self._local_specs = {name: entry.spec for name, entry in variables.items()}
         self._specs = self._local_specs  # of all processes; see `collect`
         # Other processes have the remaining variables of a sharded optimizer.
         self._variables = {name: entry for name, entry in variables.items() if entry.variable is not None}
-        replica_ids = {id(variable) for variable in exchanges.own_variables}
-        self._exchange_variables = _variables_by_name(
-            _EXCHANGES, [*exchanges.variables, *exchanges.own_variables], replica_ids
-        )
+        exchanged, replica_ids = [*exchanges.variables, *exchanges.own_variables], {*map(id, exchanges.own_variables)}
+        self._exchange_variables = _variables_by_name(_EXCHANGES, exchanged, replica_ids)
         self._written_names: frozenset[str] = frozenset()  # names; see `collect`
 
     def collect(self) -> None:
         """Collects the variables of other processes, before the run is saved or restored; every process must call it."""
         specs = {**self._local_specs, **{name: entry.spec for name, entry in self._all_variables().items()}}
-        all_variables = self._strategy.blocks.job_variables(
-            {name: [dtype, *shape] for name, (dtype, shape) in specs.items()}
-        )
+        forms = {name: [dtype, *shape] for name, (dtype, shape) in specs.items()}
+        all_variables = self._strategy.blocks.job_variables(forms)
         kinds = (_MODEL, _STATISTICS, _OPTIMIZER)
         names = sorted(
             (name for name in all_variables.forms if name.removeprefix(_LOCAL).startswith(kinds)),
@@ -116,10 +109,10 @@ class RunVariables:
     def parts(self, copied: bool = True) -> list[Part]:
         """Returns the blocks that this process writes, after `collect`; see `VariableBlocks.saved_blocks` for `copied`."""
         return [
-            Part(name, self._saved_shape(entry), offset, values)
+            part
             for name, entry in self._all_variables().items()
             if name in self._written_names
-            for offset, values in self._blocks_written(entry, copied)
+            for part in self._variable_parts(name, entry, copied)
         ] + [
             Part.full(prefix + name, array)
             for prefix, table in self._tables.items()
@@ -136,29 +129,23 @@ class RunVariables:
         }
         return {**self._variables, **self._exchange_variables, **states}
 
-    def _blocks_written(self, entry: _RunVariable, copied: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    def _variable_parts(self, name: str, entry: _RunVariable, copied: bool) -> list[Part]:
         if entry.is_local_only:
-            return [((0,) * len(entry.spec[1]), np.array(entry.variable))]
-        return self._strategy.blocks.saved_blocks(entry.variable, entry.per_replica, copied)
+            return [Part.full(name, np.array(entry.variable))]
+        shape = (*([self._strategy.replicas] if entry.per_replica else []), *entry.variable.shape)
+        blocks = self._strategy.blocks.saved_blocks(entry.variable, entry.per_replica, copied)
+        return [Part(name, shape, offset, values) for offset, values in blocks]
 
     def replicated_variables(self) -> dict[str, tf.Variable]:
         """Returns the replicated variables by name, except random states of layers, which differ between replicas."""
-        store = {f"{_STATE}{state.name}": variable for state, variable in self._store.items() if not state.per_replica}
-        entries = {**self._variables, **self._exchange_variables}.items()
+        entries = self._all_variables().items()
         variables = {name: entry.variable for name, entry in entries if not (entry.per_replica or entry.is_local_only)}
-        return {
-            name: v
-            for name, v in {**variables, **store}.items()
-            if not name.partition("#")[0].endswith("seed_generator_state")
-        }
+        return {n: v for n, v in variables.items() if not n.partition("#")[0].endswith("seed_generator_state")}
 
     def replicated_parts(self, parts: Sequence[Part]) -> list[Part]:
         """Returns the replicated variables as complete tensors, from `parts` if they are there."""
-        parts_by_name, blocks = {part.name: part for part in parts}, self._strategy.blocks
-        return [
-            parts_by_name.get(name) or Part.full(name, blocks.copies(variable)[0][2])
-            for name, variable in self.replicated_variables().items()
-        ]
+        saved, blocks = {part.name: part for part in parts}, self._strategy.blocks
+        return [saved.get(n) or Part.full(n, blocks.copies(v)[0][2]) for n, v in self.replicated_variables().items()]
 
     def restore(self, checkpoint: Checkpoint, with_optimizer: bool = True) -> None:
         """Restores every variable from a checkpoint, or all but the optimizer's; each process reads the blocks it needs.
@@ -197,10 +184,6 @@ class RunVariables:
             states[name.removeprefix(prefix)] = StateArray(per_replica, values)
         return states
 
-    def _saved_shape(self, entry: _RunVariable) -> tuple[int, ...]:
-        shape = tuple(entry.variable.shape)
-        return (self._strategy.replicas, *shape) if entry.per_replica else shape
-
     def _match_names(self, checkpoint: Checkpoint, kinds: tuple[str, ...]) -> dict[str, str]:
         """Returns the names of a checkpoint's tensors by the names of this run's variables.
 
@@ -209,11 +192,7 @@ class RunVariables:
         run_names = {name.removeprefix(_LOCAL): name for name in self._specs}
         saved_names = {name.removeprefix(_LOCAL): name for name in checkpoint.tensors}
         specs = {name: self._specs[run_name] for name, run_name in run_names.items() if name.startswith(kinds)}
-        saved_specs = {
-            name: _saved_spec(checkpoint, saved_name)
-            for name, saved_name in saved_names.items()
-            if name.startswith(kinds)
-        }
+        saved_specs = {n: _saved_spec(checkpoint, saved) for n, saved in saved_names.items() if n.startswith(kinds)}
         # A learning rate computed by a schedule is not a variable.
         for candidates, counterparts in ((specs, saved_specs), (saved_specs, specs)):
             if not any(map(_is_rate, counterparts)):
@@ -231,16 +210,13 @@ class RunVariables:
                     f"{_differences(specs, saved_specs)}. Use the flags of its run, or --resume=never."
                 )
             pairs = list(zip(specs, names, strict=True))
-        return {
-            run_names[name]: saved_names[candidate] for name, candidate in pairs if run_names[name] in self._variables
-        }
+        return {run_names[name]: saved_names[saved] for name, saved in pairs if run_names[name] in self._variables}
 
     def _match_exchanges(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Same as `_match_names` for the exchanges; empty if the checkpoint has none."""
         saved_names = [name for name in checkpoint.values["order"] if name.removeprefix(_LOCAL).startswith(_EXCHANGES)]
-        if [entry.spec for entry in self._exchange_variables.values()] != [
-            _saved_spec(checkpoint, name) for name in saved_names
-        ]:
+        saved_specs = [_saved_spec(checkpoint, name) for name in saved_names]
+        if [entry.spec for entry in self._exchange_variables.values()] != saved_specs:
             if saved_names and self._exchange_variables:
                 raise InputError(
                     "A run must resume with the same method of exchanging weights. Received: the checkpoint "

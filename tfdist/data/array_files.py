@@ -47,9 +47,8 @@ class Table(NamedTuple):
         Raises:
           InputError: there are none, or a column is missing.
         """
-        cells = zip(
-            *(self.columns[self.column(name, "Each column of the training data")] for name in names), strict=True
-        )
+        columns = [self.column(name, "Each column of the training data") for name in names]
+        cells = zip(*(self.columns[name] for name in columns), strict=True)
         rows = [row for row, values in enumerate(cells) if not any(value.lower() in MISSING for value in values)]
         if not rows:
             raise InputError(
@@ -351,8 +350,7 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
             )
     source = _array_source((x[train_indices], y[train_indices]) if len(test_indices) else (x, y))
     shape, classes = tuple(source.element_spec[0].shape), len(names) or (int(y.max()) + 1 if _is_label(y) else None)
-    test_source = None if test is None else _array_source(test)
-    return DataSet(f"npz:{path}", source, test_source, shape, classes, names)
+    return DataSet(f"npz:{path}", source, None if test is None else _array_source(test), shape, classes, names)
 
 
 def _load_arrays(file: str) -> dict[str, np.ndarray]:

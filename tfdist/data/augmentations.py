@@ -262,16 +262,8 @@ def rotate(degrees: float = 15.0) -> Augmentation:
     return apply
 
 
-AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
-    "brightness": brightness,
-    "contrast": contrast,
-    "crop": crop,
-    "cutout": cutout,
-    "erase": erase,
-    "flip": flip,
-    "resized_crop": resized_crop,
-    "rotate": rotate,
-}
+_FUNCTIONS = (brightness, contrast, crop, cutout, erase, flip, resized_crop, rotate)
+AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {function.__name__: function for function in _FUNCTIONS}
 
 
 def parse_augmentations(text: str) -> tuple[Augmentation, ...]:

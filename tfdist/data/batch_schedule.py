@@ -7,9 +7,8 @@ from typing import Any
 from tfdist.data import StreamPosition
 from tfdist.errors import InputError
 
-GLOBAL, REPLICA = "global", "replica"
 # The batch size that stays constant when a run resumes with another number of replicas.
-ELASTIC_BATCHES = (GLOBAL, REPLICA)
+GLOBAL, REPLICA = "global", "replica"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,13 +27,8 @@ class BatchSchedule:
     @classmethod
     def initial(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":
         """Returns the schedule of a run that begins at `step`, for a data set of `size` examples."""
-        return cls(
-            begun_at=step,
-            epochs_from=position.epochs_from(step, size),
-            batch_size=batch_size,
-            replicas=replicas,
-            position=position,
-        )
+        start = position.epochs_from(step, size)
+        return cls(begun_at=step, epochs_from=start, batch_size=batch_size, replicas=replicas, position=position)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "BatchSchedule":
@@ -73,13 +67,10 @@ class BatchSchedule:
           InputError: `elastic_batch` is unknown; or it is "replica", and the batch size per replica is not an integer
             or `batch_size` differs from that of the run.
         """
-        if elastic_batch not in ELASTIC_BATCHES:
+        if elastic_batch not in (GLOBAL, REPLICA):
             raise InputError(f"--elastic_batch must be global or replica. Received: {elastic_batch!r}.")
-        if elastic_batch == REPLICA:
-            return dataclasses.replace(
-                self, position=self.position.with_batch_size(step, self._batch_size_per_replica(batch_size) * replicas)
-            )
-        position = self.position.with_batch_size(step, batch_size)
+        size = batch_size if elastic_batch == GLOBAL else self._batch_size_per_replica(batch_size) * replicas
+        position = self.position.with_batch_size(step, size)
         if batch_size == self.batch_size:
             return dataclasses.replace(self, position=position)
         return dataclasses.replace(self, batch_size=batch_size, replicas=replicas, position=position)

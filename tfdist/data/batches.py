@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.data.examples import Element, Examples
+from tfdist.data.examples import Examples
 from tfdist.data.row_partition import (
     ABSENT,
     EVEN,
@@ -51,7 +51,7 @@ class Pipeline:
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas, in turn: the batches of `indexed_dataset`."""
-        return self.indexed_dataset(replicas, size).map(_batch)
+        return self.indexed_dataset(replicas, size).map(keras_internals.without_autograph(lambda rows: rows.batch))
 
     def indexed_dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's `replicas`, of `size` in total, in turn, with the indices of the examples.
@@ -103,11 +103,6 @@ def single_pass(examples: Examples, partition: RowPartition) -> tf.data.Dataset:
 
     batches = examples.indexed_batches(partition, seed=None).enumerate()
     return prefetch_batches(batches.map(replica_rows), len(partition.replicas))
-
-
-@keras_internals.without_autograph
-def _batch(element: IndexedBatch) -> Element:
-    return element.batch
 
 
 def prefetch_batches(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:

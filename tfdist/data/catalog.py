@@ -115,9 +115,8 @@ def text(length: int = 128, max_bytes: int = 8_000_000) -> DataSet:
     """
     content = np.frombuffer(_standard_library(max_bytes), np.uint8)
     test_start = len(content) - len(content) // _TEST_SHARE
-    return DataSet(
-        "text", TextSource(content[:test_start], length), TextSource(content[test_start:], length), (length,), 256
-    )
+    train, test = (TextSource(part, length) for part in (content[:test_start], content[test_start:]))
+    return DataSet("text", train, test, (length,), 256)
 
 
 def _standard_library(max_bytes: int) -> bytes:

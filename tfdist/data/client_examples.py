@@ -1,5 +1,6 @@
 """Examples divided among virtual clients; each batch is a round, in which some of the clients train."""
 
+import itertools
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,14 +26,10 @@ class Clients:
     """
 
     def __init__(self, sync: FedAvg, size: int, seed: int, shuffle: bool = True, labels: np.ndarray | None = None):
-        """Divides `size` examples.
+        """Divides `size` examples; raises `InputError` if there are too few.
 
-        Args:
-          sync: number of clients, and how they are sampled.
-          size: number of examples; an `InputError` if there are too few.
-          seed: seed of the run.
-          shuffle: whether a client's examples are shuffled in each of its epochs.
-          labels: [size], class of each example; needed for `sync.shards_per_client`.
+        With `shuffle`, a client's examples are shuffled in each of its epochs. `labels`, [size], are the classes of the
+        examples, which `sync.shards_per_client` needs.
         """
         shards = max(1, sync.shards_per_client)
         if sync.clients * shards > size:
@@ -160,9 +157,7 @@ class ClientExamples(WrappedExamples):
             return self._source.indexed_batches(partition, None)
 
         def plan_round(number: tf.Tensor) -> tf.data.Dataset:
-            table, examples = tf.numpy_function(
-                lambda number: self._plan(int(number), partition), [number], [tf.int64, tf.int64]
-            )
+            table, examples = tf.numpy_function(lambda n: self._plan(int(n), partition), [number], [tf.int64] * 2)
             table, examples = tf.ensure_shape(table, [None, 7]), tf.ensure_shape(examples, [None])
             rows = keras_internals.without_autograph(lambda row: (row, examples[row[0] : row[1]]))
             return tf.data.Dataset.from_tensor_slices(table).map(rows)
@@ -184,22 +179,20 @@ class ClientExamples(WrappedExamples):
 
         A row of the table has the start and end of its indices, and the attributes of `ReplicaTurn`.
         """
-        replica_turns: list[list[tuple[np.ndarray, list[int]]]] = []
-        for replica_clients in self._clients.allocate(number, partition.size):
-            replica_turns.append([])
-            for client in replica_clients:
-                batches = self._clients.batches(number, client, self._batch_size)
-                for i, batch in enumerate(batches):
-                    is_last, size = i == len(batches) - 1, len(self._clients.examples[client])
-                    replica_turns[-1].append((batch, [client, i, is_last, size]))
+
+        def client_turns(client: int) -> list[tuple[np.ndarray, list[int]]]:
+            batches, size = self._clients.batches(number, client, self._batch_size), len(self._clients.examples[client])
+            return [(batch, [client, i, i == len(batches) - 1, size]) for i, batch in enumerate(batches)]
+
+        allocation = self._clients.allocate(number, partition.size)
+        replica_turns = [[turn for client in clients for turn in client_turns(client)] for clients in allocation]
         local_steps = max(map(len, replica_turns))
         idle_turn = (np.zeros([0], np.int64), [0] * 4)
         table, examples, position = [], [], 0
-        for i in range(local_steps):
+        for i, turns in enumerate(itertools.zip_longest(*replica_turns, fillvalue=idle_turn), 1):
             for replica in partition.replicas:
-                turns = replica_turns[replica]
-                batch, attributes = turns[i] if i < len(turns) else idle_turn
-                table.append([position, position + len(batch), *attributes, i == local_steps - 1])
+                batch, attributes = turns[replica]
+                table.append([position, position + len(batch), *attributes, i == local_steps])
                 examples.append(batch)
                 position += len(batch)
         return np.array(table, np.int64), np.concatenate(examples)

@@ -51,21 +51,19 @@ def image_decoding(
 ) -> ImageDecoding:
     """Returns the decoding of the images of a data set, of whose first image `name` and content are given.
 
-    Args:
-      size: height and width, or one number for both; None if all images have the size of the first.
-      channels: see `ImageDecoding`.
-      crop_to_aspect_ratio: see `ImageDecoding.crops`.
-      name: name of the first image, for the error.
-      first_content: content of its file.
+    `size` is height and width, or one number for both; None if all images have the size of the first. See `ImageDecoding` for
+    the channels and the crop.
 
     Raises:
       InputError: an argument is out of range, or the first image cannot be decoded.
     """
     if channels not in _CHANNELS:
         raise InputError(f"channels must be 1 (gray), 3 (RGB) or 4 (RGBA). Received: {channels!r}.")
-    shape = decoded_shape(name, first_content, channels)
-    height, width = shape[:2] if size is None else _parse_size(size)
-    return ImageDecoding(height, width, channels, size is not None, bool(crop_to_aspect_ratio))
+    first_shape = decoded_shape(name, first_content, channels)
+    dims = first_shape[:2] if size is None else (size, size) if is_integer(size) else size
+    if not isinstance(dims, list | tuple) or len(dims) != 2 or not all(is_integer(n) and n >= 1 for n in dims):
+        raise InputError(f"size must be a number of pixels, or (height, width). Received: {size!r}.")
+    return ImageDecoding(int(dims[0]), int(dims[1]), channels, size is not None, bool(crop_to_aspect_ratio))
 
 
 def decoded_shape(name: str, content: bytes, channels: int) -> tuple[int, ...]:
@@ -88,13 +86,6 @@ def without_context(message: str) -> str:
 
 def _decode_content(content: tf.Tensor, channels: int) -> tf.Tensor:
     return tf.io.decode_image(content, channels=channels, expand_animations=False)
-
-
-def _parse_size(size: int | Sequence[int]) -> tuple[int, int]:
-    dims = (size, size) if is_integer(size) else size
-    if not isinstance(dims, list | tuple) or len(dims) != 2 or not all(is_integer(n) and n >= 1 for n in dims):
-        raise InputError(f"size must be a number of pixels, or (height, width). Received: {size!r}.")
-    return int(dims[0]), int(dims[1])
 
 
 def _center_crop(image: tf.Tensor, ratio: float) -> tf.Tensor:

@@ -38,8 +38,7 @@ class ImageFiles(Source):
             self._labels = None if labels is None else tf.constant(labels, tf.int32)
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
-        x = self._decoding.decode(contents)
+        x = self._decoding.decode(tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices)))
         return without_targets(x) if self._labels is None else (x, tf.gather(self._labels, indices))
 
     @property
@@ -90,7 +89,12 @@ def images(
         decoding = image_decoding(size, channels, crop_to_aspect_ratio, paths[0], _read_file(paths[0]))
         source = ImageFiles(folder, paths, None, decoding)
         return DataSet(f"{_KIND}:{path}", source, source, decoding.shape, None)
-    train_folder, test_folder = _part_folders(folder)
+    train_folder, test_folder = os.path.join(folder, _TRAIN), None
+    if os.path.isdir(train_folder) and _subfolders(train_folder):
+        candidates = (os.path.join(folder, name) for name in _TEST_FOLDERS)
+        test_folder = next(filter(os.path.isdir, candidates), None)
+    else:
+        train_folder = folder
     by_class = _files_by_class(train_folder)
     classes = tuple(by_class)
     paths, numbers = _flatten(by_class, classes)
@@ -98,21 +102,12 @@ def images(
     for files in by_class.values():
         _check_file(files[0], decoding)
     train_indices, test_indices = split_indices(numbers, validation_split, test_folder)
-    source, split = (
-        ImageFiles(folder, [paths[i] for i in part], numbers[part], decoding) for part in (train_indices, test_indices)
-    )
+    parts = train_indices, test_indices
+    source, split = (ImageFiles(folder, [paths[i] for i in part], numbers[part], decoding) for part in parts)
     test = split if len(test_indices) else None
     if test_folder:
         test = ImageFiles(folder, *_flatten(_files_by_class(test_folder, classes), classes), decoding)
     return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
-
-
-def _part_folders(folder: str) -> tuple[str, str | None]:
-    train = os.path.join(folder, _TRAIN)
-    if not (os.path.isdir(train) and _subfolders(train)):
-        return folder, None
-    candidates = (os.path.join(folder, name) for name in _TEST_FOLDERS)
-    return train, next(filter(os.path.isdir, candidates), None)
 
 
 def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> dict[str, list[str]]:

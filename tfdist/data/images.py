@@ -39,8 +39,7 @@ _FASHION["test"] = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 def digits() -> DataSet:
     """1437 + 360 handwritten digits of 8 x 8, from scikit-learn; x in [0, 1]."""
     bunch = import_extra("sklearn.datasets", "The data set digits").load_digits()
-    images = bunch.images.astype(np.uint8)
-    return _split_data_set("digits", images, bunch.target, test_size=360, white=16)
+    return _split_data_set("digits", bunch.images.astype(np.uint8), bunch.target, test_size=360, white=16)
 
 
 def mnist5k() -> DataSet:
@@ -86,11 +85,9 @@ def _split_data_set(name: str, images: np.ndarray, labels: np.ndarray, test_size
 
 
 def _image_data_set(name: str, train: Arrays, test: Arrays, white: int) -> DataSet:
-    train_source, test_source = (
-        ArraySource((images[..., None], labels.astype(np.int32)), scale_to_unit(white))
-        for images, labels in (train, test)
-    )
-    return DataSet(name, train_source, test_source, (*train[0].shape[1:], 1), int(train[1].max()) + 1)
+    parts = train, test
+    source, test_source = (ArraySource((x[..., None], y.astype(np.int32)), scale_to_unit(white)) for x, y in parts)
+    return DataSet(name, source, test_source, (*train[0].shape[1:], 1), int(train[1].max()) + 1)
 
 
 def _read_idx(path: str) -> np.ndarray:

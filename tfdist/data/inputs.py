@@ -16,17 +16,9 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.batches import checksum
-from tfdist.data.examples import (
-    DataSet,
-    Element,
-    Examples,
-    as_element,
-    check_element,
-    map_to_elements,
-    without_targets,
-)
+from tfdist.data.examples import DataSet, Element, Examples, as_element, check_element, map_to_elements, without_targets
 from tfdist.data.row_partition import RowPartition, has_arrays, with_tuples, without_absent
-from tfdist.data.source import ArraySource, SampleSource, Source
+from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import SequentialExamples, StreamSource
 from tfdist.errors import InputError, nested_input_error
 
@@ -70,7 +62,7 @@ class BatchedSource(SequentialExamples):
     @property
     def sample(self) -> Examples:
         """See base class: the first batch, since another iterator would advance the shuffling of the data."""
-        return SampleSource(self._first, self._transform)
+        return ArraySource(self._first, self._transform, np.asarray)
 
     @property
     def checksum(self) -> int:
@@ -169,9 +161,8 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
 
     def batch(index: tf.Tensor) -> Element:
         leaves = tf.numpy_function(read, [index], [spec.dtype for spec in flat_specs])
-        return tf.nest.pack_sequence_as(
-            specs, [tf.ensure_shape(leaf, s.shape) for leaf, s in zip(leaves, flat_specs, strict=True)]
-        )
+        leaves = [tf.ensure_shape(leaf, s.shape) for leaf, s in zip(leaves, flat_specs, strict=True)]
+        return tf.nest.pack_sequence_as(specs, leaves)
 
     def epoch(number: tf.Tensor, seed: int | None) -> tf.data.Dataset:
         zero = tf.numpy_function(lambda number: _begin_epoch(data, int(number)), [number], tf.int64)
@@ -332,7 +323,7 @@ def test_examples(value: Any) -> Any:
     return value.test
 
 
-def _split(value: Any, fraction: float, has_targets: bool) -> tuple[Any, Any]:
+def _split(value: Any, fraction: float, has_targets: bool) -> tuple[Any, ...]:
     are_parts = isinstance(value, tuple | list) and len(value) in (1, 2, 3) and not _is_pair(value)
     if not has_targets and not (are_parts and has_arrays(value)):
         raise InputError(
@@ -345,11 +336,8 @@ def _split(value: Any, fraction: float, has_targets: bool) -> tuple[Any, Any]:
         raise InputError(
             f"`validation_split` is a fraction that leaves rows for both parts. Received: {fraction} of {rows} rows."
         )
-    train, validation = (
-        tf.nest.map_structure(lambda array, part=part: array[part], arrays)
-        for part in (slice(begin), slice(begin, None))
-    )
-    return train, validation
+    parts = (slice(begin), slice(begin, None))
+    return tuple(tf.nest.map_structure(lambda array, part=part: array[part], arrays) for part in parts)
 
 
 def as_examples(value: Any, steps: int | None = None) -> Examples:

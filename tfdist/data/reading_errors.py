@@ -40,13 +40,8 @@ def explain_reading_errors(source: Examples) -> Iterator[None]:
 def first_unreadable(check: Callable[[int], None], size: int, seconds: float = 300.0) -> InputError | None:
     """Searches for an example that cannot be read, in parallel, within a time limit, as other processes may wait.
 
-    Args:
-      check: reads the example with an index; raises `InputError` if it cannot be read.
-      size: number of examples.
-      seconds: the time limit.
-
-    Returns:
-      The error of the first such example; None if none was found.
+    `check` reads the example with an index, and raises `InputError` if it cannot be read. Returns the error of the first such
+    example; None if none was found.
     """
     _log.warning("Failed to read an example. Checking %d examples to find it (up to %.0f s).", size, seconds)
 

@@ -140,17 +140,18 @@ class RowAllocation:
         """Returns the rows of each of `size` replicas in a full batch; None if they may change."""
         return self._counts or tuple(rows(batch_size, replica, size)[1] for replica in range(size))
 
-    def share(
-        self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def share(self, batch: tf.Tensor, rows: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns one replica's first row and number of rows, int64 scalars; traced into tf.data's graph.
 
-        `batch` is the index of the batch in the pipeline, of `row_count` rows; int64 scalars, as is the replica, in [0, size).
+        `batch` is the index of the batch in the pipeline, of `rows` rows; int64 scalars, as is the replica, in [0, size).
         """
-        if not self._counts:
-            return share(row_count, replica, size)
-        counts = tf.constant(self._counts, tf.int64)
+        counts = self._traced_counts(batch, size)
+        if counts is None:
+            return share(rows, replica, size)
         return tf.cumsum(counts, exclusive=True)[replica], counts[replica]
+
+    def _traced_counts(self, batch: tf.Tensor, size: int) -> tf.Tensor | None:
+        return tf.constant(self._counts, tf.int64) if self._counts else None
 
 
 class ChangingAllocation(RowAllocation):
@@ -175,12 +176,8 @@ class ChangingAllocation(RowAllocation):
     def counts(self, batch_size: int, size: int) -> None:
         """See base class. Returns None, so the compiled loop is traced once for any number of rows."""
 
-    def share(
-        self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        counts = tf.numpy_function(self._batch_counts, [batch], tf.int64)
-        counts = tf.ensure_shape(counts, [size])
-        return tf.cumsum(counts, exclusive=True)[replica], counts[replica]
+    def _traced_counts(self, batch: tf.Tensor, size: int) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(self._batch_counts, [batch], tf.int64), [size])
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[int]:

@@ -4,6 +4,7 @@ import abc
 import fractions
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,8 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
     counter = tf.stack([tf.cast(first_epoch, tf.uint64), tf.constant(0, tf.uint64)])
     max_epochs = (max_positions + size - 2) // size + 1
     keys = tf.gather(random_keys(max_epochs, seed, counter), epochs - first_epoch)
-    return tf.raw_ops.RandomIndexShuffle(
-        index=positions % size, seed=keys, max_index=tf.constant(size - 1, tf.int64), rounds=ROUNDS
-    )
+    max_index = tf.constant(size - 1, tf.int64)
+    return tf.raw_ops.RandomIndexShuffle(index=positions % size, seed=keys, max_index=max_index, rounds=ROUNDS)
 
 
 def steps_in_epochs(epochs: float, size: int, batch_size: int) -> int:
@@ -131,18 +131,24 @@ class ArraySource(Source):
     As in Keras's `fit`, floating-point numbers are converted to floatx, and a pandas Series becomes a column [size, 1].
     """
 
-    def __init__(self, arrays: Any, transform: Transform = identity):
+    def __init__(
+        self,
+        arrays: Any,
+        transform: Transform = identity,
+        convert: Callable[[Any], np.ndarray] = keras_internals.array_of,
+    ):
         """Copies the arrays.
 
         Args:
           arrays: (x, y) or (x, y, sample_weight), each an array [size, ...] or a structure of arrays.
           transform: applied to batches; see `Examples.map`.
+          convert: converts each array, by default as in Keras's `fit`.
 
         Raises:
           InputError: `arrays` has another form, or the arrays are empty or of different sizes.
         """
         check_element(arrays)
-        leaves = [self._as_array(leaf) for leaf in tf.nest.flatten(arrays)]
+        leaves = [convert(leaf) for leaf in tf.nest.flatten(arrays)]
         sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves})
         if len(sizes) != 1 or sizes[0] == 0:
             shapes = ", ".join(str(leaf.shape) for leaf in leaves)
@@ -160,9 +166,6 @@ class ArraySource(Source):
     def fetch(self, indices: tf.Tensor) -> Element:
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
 
-    def _as_array(self, data: Any) -> np.ndarray:
-        return keras_internals.array_of(data)
-
     @property
     def checksum(self) -> int:
         """See base class. Covers evenly spaced examples, all if the arrays are small."""
@@ -173,13 +176,6 @@ class ArraySource(Source):
     @property
     def _preview_rows(self) -> int:
         return self.size * _PREVIEW_BYTES // max(self._bytes, _PREVIEW_BYTES)
-
-
-class SampleSource(ArraySource):
-    """A sample of a data set, in its original dtypes."""
-
-    def _as_array(self, data: Any) -> np.ndarray:
-        return np.asarray(data)
 
 
 def _evenly_spaced_indices(count: int, size: int) -> tf.Tensor:

@@ -126,8 +126,7 @@ def _default_buffer_size(dataset: tf.data.Dataset, size: int) -> int:
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
         return min(_MIN_BUFFER_SIZE, size)
-    example_bytes = sum(map(tensor_bytes, specs))
-    return min(max(_MIN_BUFFER_SIZE, _BUFFER_BYTES // max(example_bytes, 1)), size)
+    return min(max(_MIN_BUFFER_SIZE, _BUFFER_BYTES // max(sum(map(tensor_bytes, specs)), 1)), size)
 
 
 @dataclasses.dataclass(frozen=True)

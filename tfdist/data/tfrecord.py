@@ -61,22 +61,20 @@ def record_index(files: Sequence[str]) -> RecordIndex:
       InputError: a file is not a complete, uncompressed TFRecord file; or there are no records.
     """
     ranges = [_ranges(file) for file in files]
-    counts = [len(offsets) for offsets, _ in ranges]
+    counts = [len(file_ranges) for file_ranges in ranges]
     if not sum(counts):
         raise InputError(f"TFRecord files must have records. Received: {len(files)} empty files, such as {files[0]}.")
     return RecordIndex(
         tuple(files),
         np.repeat(np.arange(len(files), dtype=np.int32), counts),
         np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
-        np.concatenate([np.array(offsets, np.int64) for offsets, _ in ranges]),
-        np.concatenate([np.array(lengths, np.int64) for _, lengths in ranges]),
+        *np.concatenate(ranges).T,
     )
 
 
-def _ranges(path: str) -> tuple[list[int], list[int]]:
-    """Returns the offset and length of each record's data in a file."""
-    offsets: list[int] = []
-    lengths: list[int] = []
+def _ranges(path: str) -> np.ndarray:
+    """Returns the offset and length of each record's data in a file, int64 [records, 2]."""
+    ranges: list[int] = []
     end = 0
     try:
         with open(path, "rb") as file:
@@ -86,17 +84,16 @@ def _ranges(path: str) -> tuple[list[int], list[int]]:
             ):
                 while end + _LENGTH.size <= size:
                     [length] = _LENGTH.unpack_from(content, end)
-                    offsets.append(end + _HEADER)
-                    lengths.append(length)
+                    ranges += end + _HEADER, length
                     end += _HEADER + length + _FOOTER
     except OSError as error:
         raise InputError(f"TFRecord files must be readable. Received: {path}: {error.strerror}.") from error
     if end != size:
         raise InputError(
             "TFRecord files must be complete, and not compressed, so that records can be read in any order. Received: "
-            f"{path}, of whose record {max(len(offsets) - 1, 0)} the end is missing. Write it again without compression."
+            f"{path}, of whose record {max(len(ranges) // 2 - 1, 0)} the end is missing. Write it again without compression."
         )
-    return offsets, lengths
+    return np.array(ranges, np.int64).reshape(-1, 2)
 
 
 IMAGE, RAW = "image", "uint8"
@@ -120,11 +117,6 @@ class Feature:
     def spec(self) -> tf.io.FixedLenFeature:
         """The specification for `tf.io.parse_example`."""
         return tf.io.FixedLenFeature(() if self.kind == RAW else self.shape, _STORED_DTYPES[self.kind])
-
-    def decode_bytes(self, values: tf.Tensor) -> tf.Tensor:
-        """Decodes arrays stored as bytes, scaled to float32 in [0, 1]: string [n] to [n, *shape]."""
-        pixels = tf.io.decode_raw(values, tf.uint8)
-        return tf.cast(tf.reshape(pixels, [tf.shape(values)[0], *self.shape]), tf.float32) / 255
 
 
 def parse_features(text: str) -> dict[str, Feature]:
@@ -184,13 +176,9 @@ class Records(Source):
     def __init__(
         self, index: RecordIndex, features: Mapping[str, Feature], label: str, decodings: Mapping[str, ImageDecoding]
     ):
-        """Stores the arguments without reading records.
+        """Stores the arguments without reading records, of which there is at least one.
 
-        Args:
-          index: positions of the records, of which there is at least one.
-          features: features to read from a record, by name.
-          label: name of the feature that is y; the others are x: a tensor, or a dict if there are several.
-          decodings: the conversion of images, by feature.
+        The feature `label` is y, the others are x: a tensor, or a dict if there are several. `decodings` are those of images.
         """
         self.size = len(index.offset)
         self._index, self._features, self._label, self._decodings = index, features, label, decodings
@@ -209,7 +197,10 @@ class Records(Source):
         feature = self._features[name]
         if feature.kind == IMAGE:
             return self._decodings[name].decode(stored)
-        return feature.decode_bytes(stored) if feature.kind == RAW else stored
+        if feature.kind == RAW:
+            pixels = tf.reshape(tf.io.decode_raw(stored, tf.uint8), [tf.shape(stored)[0], *feature.shape])
+            return tf.cast(pixels, tf.float32) / 255
+        return stored
 
     @property
     def checksum(self) -> int:
@@ -263,40 +254,31 @@ def tfrecord(
     """
     index = record_index(matching_files(_KIND, path, data_dir))
     [first_record] = index.read(np.array([0]))
-    parsing = _parsing(features, label, first_record, index.describe(0), (size, channels, crop_to_aspect_ratio))
-    train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split, test)
-    test_index = record_index(matching_files(_KIND, test, data_dir)) if test else None
-    if test_index is not None:
-        check_record(test_index.read(np.array([0]))[0], parsing[0], test_index.describe(0))
-    elif len(test_records):
-        test_index, index = index.part(test_records), index.part(train_records)
-    source, test_source = Records(index, *parsing), None if test_index is None else Records(test_index, *parsing)
-    x = source.element_spec[0]
-    shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
-    return DataSet(f"{_KIND}:{path}", source, test_source, shape, classes)
-
-
-def _parsing(
-    features: Any, label: Any, first: bytes, record_name: str, images: tuple[Any, Any, Any]
-) -> tuple[dict[str, Feature], str, dict[str, ImageDecoding]]:
-    """Returns the arguments of `Records` after its index, given the first record."""
+    record_name = index.describe(0)
     if features is None:
-        found_text = ", ".join(sorted(tf.train.Example.FromString(first).features.feature))
+        found_text = ", ".join(sorted(tf.train.Example.FromString(first_record).features.feature))
         raise InputError(
             f"The data set {_KIND} needs the features to read from each record. Received: none. Add features=..., such as "
             f'features="image:image, label:int64"; {record_name} has {found_text or "none"}.'
         )
-    parser_features = parse_features(features)
-    target = list(parser_features)[-1] if label is None else label
-    if target not in parser_features:
-        raise InputError(
-            f"label must be one of the features. Received: {label!r}.{nearest(str(label), parser_features)}"
-        )
-    check_record(first, parser_features, record_name)
-    values = tf.train.Example.FromString(first).features.feature
-    decodings = {
-        name: image_decoding(*images, f"{name} in {record_name}", values[name].bytes_list.value[0])
-        for name, feature in parser_features.items()
-        if feature.kind == IMAGE
-    }
-    return parser_features, target, decodings
+    parsed = parse_features(features)
+    target = list(parsed)[-1] if label is None else label
+    if target not in parsed:
+        raise InputError(f"label must be one of the features. Received: {label!r}.{nearest(str(label), parsed)}")
+    check_record(first_record, parsed, record_name)
+    values = tf.train.Example.FromString(first_record).features.feature
+    decodings: dict[str, ImageDecoding] = {}
+    for name in (name for name, feature in parsed.items() if feature.kind == IMAGE):
+        image, image_name = values[name].bytes_list.value[0], f"{name} in {record_name}"
+        decodings[name] = image_decoding(size, channels, crop_to_aspect_ratio, image_name, image)
+    train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split, test)
+    test_index = record_index(matching_files(_KIND, test, data_dir)) if test else None
+    if test_index is not None:
+        check_record(test_index.read(np.array([0]))[0], parsed, test_index.describe(0))
+    elif len(test_records):
+        test_index, index = index.part(test_records), index.part(train_records)
+    source = Records(index, parsed, target, decodings)
+    test_source = None if test_index is None else Records(test_index, parsed, target, decodings)
+    x = source.element_spec[0]
+    shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
+    return DataSet(f"{_KIND}:{path}", source, test_source, shape, classes)

@@ -166,7 +166,8 @@ def replace_captures(replace: Callable[[tf.Tensor], tf.Tensor]) -> Context:
 
 def _constant(tensor: tf.Tensor) -> tf.Tensor:
     """Converts a tensor of another graph to a constant if its static value is known."""
-    value = tf.get_static_value(tensor) if isinstance(tensor, core.Symbol) else None
+    is_value = isinstance(tensor, core.Symbol) and tensor.dtype in dtypes.TF_VALUE_DTYPES  # no handle of a resource
+    value = tf.get_static_value(tensor) if is_value else None
     return tensor if value is None else tf.constant(value, tensor.dtype)
 
 

@@ -72,21 +72,19 @@ class MeshLayouts(TensorLayouts):
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Context in which a function of the devices is traced, with layouts for the operations of Keras and TensorFlow."""
-        with contextlib.ExitStack() as stack:
-            if "context" in self._rules:
-                stack.enter_context(keras_internals.keep_product_dims())
-            stack.enter_context(
-                keras_internals.lay_out_attention(self.constrain_input, self.constrain_attention, self.constrain_output)
-            )
+        with (
+            keras_internals.keep_product_dims() if "context" in self._rules else contextlib.nullcontext(),
+            keras_internals.lay_out_attention(self.constrain_input, self.constrain_attention, self.constrain_output),
             # For a sharded layout, DTensor draws each shard with a different seed, and the users of the random numbers
             # determine the layout, which may therefore differ when a layer is recomputed in the backward pass.
-            stack.enter_context(keras_internals.lay_out_draws(self.replicate))
-            stack.enter_context(keras_internals.lay_out_strided_slices(self.layout_for_slicing))
-            stack.enter_context(keras_internals.lay_out_concatenations(self.layout_for_slicing))
+            keras_internals.lay_out_draws(self.replicate),
+            keras_internals.lay_out_strided_slices(self.layout_for_slicing),
+            keras_internals.lay_out_concatenations(self.layout_for_slicing),
             # The gradient of top-k uses indices into the whole tensor, which DTensor interprets as indices into a shard.
-            stack.enter_context(keras_internals.lay_out_top_k(self.replicate))
+            keras_internals.lay_out_top_k(self.replicate),
             # DTensor rejects a transpose whose result must be sharded differently from its input.
-            stack.enter_context(keras_internals.copy_transposed_inputs())
+            keras_internals.copy_transposed_inputs(),
+        ):
             yield
 
     def replicate(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -137,15 +135,13 @@ class MeshLayouts(TensorLayouts):
         """Implements context parallelism: each device has a shard of the queries, and all keys and values."""
         if "context" not in self._rules or query.shape.rank != 4:
             return query, key, value, None
-        mask = self._causal_mask(query.shape[1], key.shape[1], f"the mask of {name}") if causal else None
+        mask = None
+        if causal:  # sharded: Keras's mask is replicated, as is every tensor that is combined with it
+            queries, keys = tf.expand_dims(tf.range(query.shape[1]), 1), tf.expand_dims(tf.range(key.shape[1]), 0)
+            mask = tf.expand_dims(self.constrain(queries, ("context", None), f"the mask of {name}") >= keys, 0)
         query = self.constrain(query, ("batch", "context", "heads", None), f"the queries of {name}")
         key, value = (self.constrain(x, ("batch", None, "heads", None), f"the keys of {name}") for x in (key, value))
         return query, key, value, mask
-
-    def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
-        """Returns a sharded causal mask. Keras's mask is replicated, as is every tensor that is combined with it."""
-        query_indices = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
-        return tf.expand_dims(query_indices >= tf.expand_dims(tf.range(keys), 0), 0)
 
     def constrain_output(self, name: str, output: tf.Tensor) -> tf.Tensor:
         """Lays out an attention layer's output with the full sequence, also for its gradient.

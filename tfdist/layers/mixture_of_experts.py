@@ -1,6 +1,7 @@
 """A mixture-of-experts layer, which replaces a perceptron."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -36,9 +37,8 @@ class ExpertLoad(keras.metrics.Metric):
         return {"load_cv": variation, "dropped": tf.math.divide_no_nan(dropped, total + dropped), **expert_fractions}
 
 
-# Routing of tokens to experts: choices, capacity, overflow, and the losses that balance the load.
-# Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961); Lepikhin et al., GShard, 2020 (arXiv:2006.16668); Zoph et al.,
-# ST-MoE, 2022 (arXiv:2202.08906).
+# Routing of tokens to experts: choices, capacity, overflow, and the losses that balance the load; `MixtureOfExperts` has the
+# papers.
 
 OVERFLOWS = ("drop", "spill")
 
@@ -244,9 +244,9 @@ class MixtureOfExperts(keras.layers.Layer):
         sizes = {"embed": input_shape[-1], "experts": experts, "*": experts, "expert_ffn": self.width}
         weights = {
             "router": ("embed *", kernel),
-            "in_kernel": ("experts embed expert_ffn", _PerExpertInitializer(kernel, 1)),
+            "in_kernel": ("experts embed expert_ffn", _initializer_per_expert(kernel, 1)),
             "in_bias": ("experts expert_ffn", "zeros"),
-            "out_kernel": ("experts expert_ffn embed", _PerExpertInitializer(kernel, 1 + experts)),
+            "out_kernel": ("experts expert_ffn embed", _initializer_per_expert(kernel, 1 + experts)),
             "out_bias": ("experts embed", "zeros"),
         }
         for name, (dims, initializer) in weights.items():
@@ -308,18 +308,14 @@ class MixtureOfExperts(keras.layers.Layer):
         }
 
 
-class _PerExpertInitializer:
-    """An initializer of [experts, ...] that initializes each expert separately, with different values."""
+def _initializer_per_expert(initializer: keras.initializers.Initializer, first: int) -> Callable[..., tf.Tensor]:
+    """Returns an initializer of [experts, ...] that initializes each expert separately, with different values."""
 
-    def __init__(self, initializer: keras.initializers.Initializer, first_number: int):
-        self._initializer, self._first_number = initializer, first_number
+    def initialize(shape: tuple[int, ...], dtype: Any = None) -> tf.Tensor:
+        seed, initializers = getattr(initializer, "seed", None), [initializer] * shape[0]
+        if isinstance(seed, int):
+            config, seeds = initializer.get_config(), [(seed + first + i) % 2**31 for i in range(shape[0])]
+            initializers = [type(initializer).from_config({**config, "seed": each}) for each in seeds]
+        return tf.stack([each(shape[1:], dtype=dtype) for each in initializers])
 
-    def __call__(self, shape: tuple[int, ...], dtype: Any = None) -> tf.Tensor:
-        numbers = range(self._first_number, self._first_number + shape[0])
-        return tf.stack([self._expert_initializer(number)(shape[1:], dtype=dtype) for number in numbers])
-
-    def _expert_initializer(self, number: int) -> keras.initializers.Initializer:
-        seed = getattr(self._initializer, "seed", None)
-        if not isinstance(seed, int):
-            return self._initializer
-        return type(self._initializer).from_config({**self._initializer.get_config(), "seed": (seed + number) % 2**31})
+    return initialize

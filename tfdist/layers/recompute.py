@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,16 +22,6 @@ def rematerialize(layer: keras.Layer) -> None:
     keras_internals.wrap_call(layer, _rematerialize)
 
 
-class _ForwardTrace(NamedTuple):
-    """Results of the first forward pass other than tensors."""
-
-    outputs: Any
-    masks: Sequence[Any]
-    has_logits: Sequence[bool]
-    assigned: list[tuple[keras.Variable, Any]]
-    adders: list[keras.Layer]
-
-
 def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         arguments = keras.tree.flatten((args, kwargs))
@@ -42,7 +32,7 @@ def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[...
         state = (*layer.non_trainable_variables, *layer.metrics_variables)
         initial_state = [(variable, keras_internals.uncast_value(variable)) for variable in state]
         call_context = keras_internals.capture_call_context(layer)
-        traces: list[_ForwardTrace] = []
+        traces: list[tuple[Any, ...]] = []  # results of each forward pass other than tensors
 
         def forward(tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]) -> Any:
             call_arguments = list(arguments)
@@ -61,20 +51,21 @@ def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[...
             leaves = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
             masks, logits = zip(*map(keras_internals.mask_and_logits, leaves), strict=True) if leaves else ((), ())
             adders = keras_internals.layers_adding_losses(layer, scope.losses)
-            traces.append(_ForwardTrace(outputs, masks, [x is not None for x in logits], scope.assignments, adders))
+            traces.append((outputs, masks, [x is not None for x in logits], scope.assignments, adders))
             return leaves, [x for x in logits if x is not None], list(scope.losses)
 
         tensors, shards = [arguments[index] for index in indices], [keras_internals.source_value(v) for v in weights]
-        leaves, logits, losses = _recompute_in_backward(forward, tensors, shards)
-        for variable, value in traces[0].assigned:
+        leaves, logits, losses = _recomputing(forward, tensors, shards)
+        outputs, masks, are_logits, assignments, adders = traces[0]
+        for variable, value in assignments:
             variable.assign(value)
-        for adder, loss in zip(traces[0].adders, losses, strict=True):
+        for adder, loss in zip(adders, losses, strict=True):
             adder.add_loss(loss)
         remaining_logits = iter(logits)
-        for output, mask, has_logits in zip(leaves, traces[0].masks, traces[0].has_logits, strict=True):
+        for output, mask, has_logits in zip(leaves, masks, are_logits, strict=True):
             keras_internals.set_mask_and_logits(output, mask, next(remaining_logits) if has_logits else None)
         remaining_outputs = iter(leaves)
-        return keras.tree.map_structure(lambda x: next(remaining_outputs) if tf.is_tensor(x) else x, traces[0].outputs)
+        return keras.tree.map_structure(lambda x: next(remaining_outputs) if tf.is_tensor(x) else x, outputs)
 
     return wrapper
 
@@ -92,9 +83,7 @@ def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | 
     return _computed_value(variable, tf.convert_to_tensor(value), inputs)
 
 
-def _recompute_in_backward(
-    forward: Callable[..., Any], tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]
-) -> Any:
+def _recomputing(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]) -> Any:
     """Calls a function of two lists of tensors; the gradient calls it again.
 
     `tf.recompute_grad` waits for a gradient by reading one element, which on a mesh gathers the whole gradient.

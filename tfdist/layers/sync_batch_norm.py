@@ -39,7 +39,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return {key: value for key, value in super().get_config().items() if key not in excluded_keys}
 
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        count, mean, m2 = _local_statistics(inputs, mask, self._reduction_axes)
+        count, mean, m2 = _statistics(inputs, mask, self._reduction_axes)
         channels = mean.shape[0]
         local_moments = tf.concat([tf.expand_dims(count, 0), mean, m2], axis=0)
         all_moments = collectives.all_gather(collectives.current(), local_moments, name=f"{self.path}/moments")
@@ -67,9 +67,7 @@ def is_synchronized(layer: keras.Layer) -> bool:
     return isinstance(layer, SyncBatchNormalization) or "_moments" in layer.__dict__
 
 
-def _local_statistics(
-    inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int]
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _statistics(inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns count, mean and sum of squared differences per channel of one replica's rows, possibly none."""
     if mask is None:
         weights = tf.ones([1] * inputs.shape.rank, inputs.dtype)
@@ -79,5 +77,4 @@ def _local_statistics(
         weights = tf.broadcast_to(tf.cast(mask, inputs.dtype)[..., None], entries)
         count = tf.reduce_sum(weights)
     mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * weights, axis=axes, keepdims=True), count)
-    m2 = tf.reduce_sum(tf.square(inputs - mean) * weights, axis=axes)
-    return count, tf.reshape(mean, [-1]), m2
+    return count, tf.reshape(mean, [-1]), tf.reduce_sum(tf.square(inputs - mean) * weights, axis=axes)

@@ -50,16 +50,14 @@ class CastActivations(ActivationCompression):
         self._dtype = dtype
 
     def encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
-        return tf.cast(tensor, self._sent_dtype(tensor))
+        return tf.cast(tensor, self.message_spec(tensor, wire).dtype)
 
     def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
         return tf.cast(message, spec.dtype)
 
     def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
-        return tf.TensorSpec(spec.shape, self._sent_dtype(spec))
-
-    def _sent_dtype(self, tensor: tf.Tensor | tf.TensorSpec) -> tf.DType:
-        return self._dtype if _is_large(tensor) and tensor.dtype.size > self._dtype.size else tensor.dtype
+        is_cast = _is_large(spec) and spec.dtype.size > self._dtype.size
+        return tf.TensorSpec(spec.shape, self._dtype if is_cast else spec.dtype)
 
 
 class QuantizedActivations(ActivationCompression):

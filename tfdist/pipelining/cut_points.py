@@ -62,11 +62,7 @@ _MAX_RELATIVE_BYTES = 4.0
 
 
 def cut_positions(
-    graph: Graph,
-    run: AbstractRun,
-    cut: LayerCut | BalancedCut,
-    stages: int,
-    seconds: Callable[[Graph], Sequence[float]],
+    run: AbstractRun, cut: LayerCut | BalancedCut, stages: int, seconds: Callable[[Graph], Sequence[float]]
 ) -> list[int]:
     """Returns the first position in `graph.order` of each stage except stage 0.
 
@@ -75,13 +71,14 @@ def cut_positions(
     Raises `InputError` if there are more stages than layers, the names do not match the layers or the number of stages, calls
     of a stateful layer would be in different stages, or text would be sent between stages.
     """
+    graph = run.graph
     layers = sum(not call.is_entry for call in graph.calls)
     if stages > layers:
         raise InputError(
             f"Each stage must have a layer. Received: {stages} stages for {graph.model.name}, which has {layers} layers. "
             f"Use at most {layers} stages."
         )
-    inseparable = [*_stateful_calls(graph, run), *_unsendable_tensors(graph, run)]
+    inseparable = [*_stateful_calls(run), *_unsendable_tensors(run)]
     if isinstance(cut, LayerCut):
         positions = _layer_positions(graph, cut, stages)
         for calls in inseparable:
@@ -92,8 +89,13 @@ def cut_positions(
     is_allowed = np.array([False, *(not graph.calls[i].is_entry for i in graph.order[:-1]), False])
     for calls in inseparable:
         is_allowed[calls.first + 1 : calls.last + 1] = False
-    cut_bytes = np.array([0.0, *crossing_bytes(graph, run)])
-    costs = _costs(graph, run, cut, seconds)
+    cut_bytes = np.array([0.0, *crossing_bytes(run)])
+    if cut.by == "time":
+        costs = _range_sums(np.array(seconds(graph))[graph.order])
+    else:
+        costs = _variable_bytes(run)
+    if cut.by == "memory":
+        costs += _range_sums([run.usage[i].activations for i in graph.order])
     median = np.median(cut_bytes[is_allowed]) if is_allowed.any() else 0.0
     is_preferred = is_allowed & (cut_bytes <= _MAX_RELATIVE_BYTES * median)
     cuts = balance(costs, stages, cut_bytes, is_preferred) or balance(costs, stages, cut_bytes, is_allowed)
@@ -125,22 +127,22 @@ _SEND_RULE = (
 )
 
 
-def _stateful_calls(graph: Graph, run: AbstractRun) -> list[_InseparableCalls]:
+def _stateful_calls(run: AbstractRun) -> list[_InseparableCalls]:
     """Returns the calls that share a variable that a training step assigns."""
     assigned_keys = {key for usage in run.usage for key in usage.assigns}
     users: dict[int, list[int]] = {}
-    for position, i in enumerate(graph.order):
+    for position, i in enumerate(run.graph.order):
         for key in assigned_keys.intersection(run.usage[i].variables):
             users.setdefault(key, []).append(position)
     return [
-        _InseparableCalls(_STATE_RULE, graph.calls[graph.order[first]].name, first, last)
+        _InseparableCalls(_STATE_RULE, run.graph.calls[run.graph.order[first]].name, first, last)
         for first, *_, last in (positions for positions in users.values() if len(positions) > 1)
     ]
 
 
-def _unsendable_tensors(graph: Graph, run: AbstractRun) -> list[_InseparableCalls]:
+def _unsendable_tensors(run: AbstractRun) -> list[_InseparableCalls]:
     """Returns, for each tensor that cannot be sent, the calls from its producer to its last use."""
-    last_use = last_uses(graph, {call: position for position, call in enumerate(graph.order)}, len(graph.order) - 1)
+    graph, last_use = run.graph, _last_positions(run.graph)
     return [
         _InseparableCalls(_SEND_RULE, graph.calls[i].name, position, last_use[tensor])
         for position, i in enumerate(graph.order)
@@ -185,9 +187,9 @@ def _end_position(calls: Sequence[Call], name: str) -> int:
     return max(i for i, match in enumerate(matches) if match) + 1
 
 
-def crossing_bytes(graph: Graph, run: AbstractRun) -> list[int]:
+def crossing_bytes(run: AbstractRun) -> list[int]:
     """Returns the bytes per row that cross a cut after each position of `graph.order`."""
-    last_use = last_uses(graph, {call: position for position, call in enumerate(graph.order)}, len(graph.order) - 1)
+    graph, last_use = run.graph, _last_positions(run.graph)
     change = [0] * (len(graph.order) + 1)
     for position, i in enumerate(graph.order):
         for tensor in graph.calls[i].outputs:
@@ -195,6 +197,10 @@ def crossing_bytes(graph: Graph, run: AbstractRun) -> list[int]:
             change[position] += run.sizes[tensor]
             change[end] -= run.sizes[tensor]
     return [int(x) for x in np.cumsum(change[:-1])]
+
+
+def _last_positions(graph: Graph) -> dict[int, int]:
+    return last_uses(graph, {call: position for position, call in enumerate(graph.order)}, len(graph.order) - 1)
 
 
 def last_uses(graph: Graph, position_of_call: dict[int, int], end: int) -> dict[int, int]:
@@ -206,24 +212,15 @@ def last_uses(graph: Graph, position_of_call: dict[int, int], end: int) -> dict[
     return last_use
 
 
-def _costs(graph: Graph, run: AbstractRun, cut: BalancedCut, seconds: Callable[[Graph], Sequence[float]]) -> np.ndarray:
-    """Returns the costs of the stages of positions i to j - 1, [n + 1, n + 1]."""
-    if cut.by == "time":
-        return _range_sums(np.array(seconds(graph))[graph.order])
-    costs = _variable_bytes(graph, run)
-    return costs + _range_sums([run.usage[i].activations for i in graph.order]) if cut.by == "memory" else costs
-
-
 def _range_sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
     """Returns the sums of the values i to j - 1, [n + 1, n + 1]."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     return total[None, :] - total[:, None]
 
 
-def _variable_bytes(graph: Graph, run: AbstractRun) -> np.ndarray:
+def _variable_bytes(run: AbstractRun) -> np.ndarray:
     """Returns the bytes of the variables of stages of positions i to j - 1; shared variables count once."""
-    n = len(graph.order)
-    variables = [run.usage[i].variables for i in graph.order]
+    variables, n = [run.usage[i].variables for i in run.graph.order], len(run.graph.order)
     sizes = np.zeros((n + 1, n + 1))
     for start in range(n):
         counted_ids: set[int] = set()
@@ -257,17 +254,17 @@ class Crossing:
 Boundary: TypeAlias = tuple[tuple[Crossing, ...], frozenset[int]]
 
 
-def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[Boundary]:
+def boundaries(run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[Boundary]:
     """Returns the boundary before each stage, and after the last one; the first and the last are empty.
 
     A mask that a later call uses is sent with its tensor, once if several tensors share it. An output is sent with its
     logits, because Keras's losses use them. Inputs of the model are not sent: every stage has them. `stage_of` has the stage
     of each call of `graph.calls`.
     """
-    last_use = last_uses(graph, dict(enumerate(stage_of)), stages - 1)
+    graph, last_use = run.graph, last_uses(run.graph, dict(enumerate(stage_of)), stages - 1)
     calls = zip(graph.calls, stage_of, strict=True)
     sources = {x: stage for call, stage in calls for x in call.outputs if x in last_use}
-    masked = _masked_tensors(graph, run, stage_of, stages)
+    masked = _masked_tensors(run, stage_of, stages)
     results: list[Boundary] = [((), frozenset())]
     for stage in range(1, stages):
         tensors = sorted(tensor for tensor, origin in sources.items() if origin < stage <= last_use[tensor])
@@ -275,24 +272,24 @@ def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: 
         carriers = {run.masks[tensor]: tensor for tensor in reversed(masked_tensors)}
         outputs = [tensor for tensor in tensors if tensor in run.logits and tensor in graph.outputs]
         kinds = ((VALUE, tensors), (MASK, sorted(carriers.values())), (LOGITS, outputs))
-        crossings = [_make_crossing(graph, run, x, sources[x], kind) for kind, numbers in kinds for x in numbers]
+        crossings = [_make_crossing(run, x, sources[x], kind) for kind, numbers in kinds for x in numbers]
         results.append((tuple(crossings), frozenset(masked[stage].intersection(tensors))))
     return [*results, results[0]]
 
 
-def _masked_tensors(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[set[int]]:
+def _masked_tensors(run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[set[int]]:
     """Returns, for each stage, the tensors that have a mask at their first use."""
     first_uses: list[dict[int, bool]] = [{} for _ in range(stages)]
-    for call, tensors_with_mask, stage in zip(graph.calls, run.masked_call_inputs, stage_of, strict=True):
+    for call, tensors_with_mask, stage in zip(run.graph.calls, run.masked_call_inputs, stage_of, strict=True):
         for tensor in call.inputs:
             first_uses[stage].setdefault(tensor, tensor in tensors_with_mask)
-    for tensor in graph.outputs:
+    for tensor in run.graph.outputs:
         first_uses[-1].setdefault(tensor, tensor in run.masked_outputs)
     return [{tensor for tensor, is_masked in uses.items() if is_masked and tensor in run.masks} for uses in first_uses]
 
 
-def _make_crossing(graph: Graph, run: AbstractRun, number: int, stage: int, kind: str) -> Crossing:
-    tensor = graph.tensors[number]
+def _make_crossing(run: AbstractRun, number: int, stage: int, kind: str) -> Crossing:
+    tensor = run.graph.tensors[number]
     if kind == MASK:
         shape, dtype = run.mask_shapes[number]
         size = math.prod(n or 1 for n in shape) * tf.as_dtype(dtype).size

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -52,18 +52,14 @@ class StageVariables:
         """Variables that are currently trainable."""
         return tuple(variable for variable in self.all if variable.trainable)
 
-    @property
-    def non_trainable(self) -> tuple[keras.Variable, ...]:
-        """The other variables of `all`, such as moving statistics and the seeds of random layers."""
-        return tuple(variable for variable in self.all if not variable.trainable)
 
-
-def assign_variables(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[StageVariables]:
+def assign_variables(run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[StageVariables]:
     """Returns the variables of each stage.
 
     A layer's variables belong to its stage. If a layer is called in several stages, each of them has the variables that its
     calls use, such as the table of tied embeddings. Other variables that no call uses belong to the last stage.
     """
+    graph = run.graph
     stage_variables: list[dict[int, keras.Variable]] = [{} for _ in range(stages)]
     default_stage: dict[int, int] = {}  # of a variable that no call uses: the first stage of its layer
     for call, usage, stage in sorted(zip(graph.calls, run.usage, stage_of, strict=True), key=lambda entry: entry[2]):
@@ -119,11 +115,10 @@ class StageGraph:
     variables: StageVariables
     is_last: bool
     _masked_received: frozenset[int] = dataclasses.field(repr=False)  # received tensors that get their masks
-    _graph: Graph = dataclasses.field(repr=False)
     _run: AbstractRun = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        body = keras_internals.Body(f"stage_{self.index}", self._graph.model, self.layers, self._forward)
+        body = keras_internals.Body(f"stage_{self.index}", self._run.graph.model, self.layers, self._forward)
         object.__setattr__(self, "_body", body)
 
     def call(
@@ -152,7 +147,8 @@ class StageGraph:
     def _forward(
         self, inputs: Mapping[str, Any], received: Sequence[Any], training: bool | None
     ) -> tuple[Any, list[Any]]:
-        values: dict[int, Any] = {self._graph.inputs[name]: inputs[name] for name in self.inputs}
+        graph = self._run.graph
+        values: dict[int, Any] = {graph.inputs[name]: inputs[name] for name in self.inputs}
         masks = self._unpack(received, values)
         for call in self.calls:
             call.run(values, training)
@@ -160,7 +156,7 @@ class StageGraph:
                 masks[self._run.masks[tensor]], _ = keras_internals.mask_and_logits(values[tensor])
         outputs = None
         if self.is_last:
-            outputs = keras_internals.pack_outputs(self._graph.functional, [values[x] for x in self._graph.outputs])
+            outputs = keras_internals.pack_outputs(graph.functional, [values[x] for x in graph.outputs])
         return outputs, [self._crossing_tensor(crossing, values, masks) for crossing in self.sent]
 
     def _unpack(self, received: Sequence[Any], values: dict[int, Any]) -> dict[int, Any]:
@@ -187,8 +183,12 @@ class Cut:
     """A model that has been cut."""
 
     stages: tuple[StageGraph, ...]  # in order
-    graph: Graph
     run: AbstractRun
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the model."""
+        return self.run.graph
 
     @property
     def shared(self) -> list[tuple[keras.Variable, tuple[int, ...]]]:
@@ -224,14 +224,7 @@ class Cut:
         return dict(zip(self.graph.inputs, tensors, strict=True))
 
 
-class TracedModel(NamedTuple):
-    """The graph of a model and its abstract run."""
-
-    graph: Graph
-    run: AbstractRun
-
-
-def trace_model(model: keras.Model) -> TracedModel:
+def trace_model(model: keras.Model) -> AbstractRun:
     """Traces a functional or sequential model without computing anything; its variables need no values.
 
     Raises `InputError` if the model cannot be cut.
@@ -239,7 +232,7 @@ def trace_model(model: keras.Model) -> TracedModel:
     check_model(model)
     graph = graph_of(model)
     try:
-        return TracedModel(graph, AbstractRun(graph))
+        return AbstractRun(graph)
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -250,7 +243,7 @@ def trace_model(model: keras.Model) -> TracedModel:
 
 
 def cut_model(
-    model: keras.Model | TracedModel,
+    model: keras.Model | AbstractRun,
     cut: str | LayerCut | BalancedCut,
     stages: int,
     *,
@@ -262,19 +255,19 @@ def cut_model(
     each of `Graph.calls`, to balance stages by time; it measures them by default. Raises `InputError` if the model cannot be
     cut in this way.
     """
-    graph, run = model if isinstance(model, TracedModel) else trace_model(model)
+    run = model if isinstance(model, AbstractRun) else trace_model(model)
     cut = parse_cut(cut) if isinstance(cut, str) else cut
-    return cut_at(graph, run, cut_positions(graph, run, cut, stages, seconds))
+    return cut_at(run, cut_positions(run, cut, stages, seconds))
 
 
-def cut_at(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
+def cut_at(run: AbstractRun, starts: Sequence[int]) -> Cut:
     """Returns the model cut into stages; `starts` has the first position in `graph.order` of each except stage 0."""
-    stages = len(starts) + 1
+    graph, stages = run.graph, len(starts) + 1
     stage_of = [0] * len(graph.calls)
     for position, call in enumerate(graph.order):
         stage_of[call] = sum(position >= start for start in starts)
-    stage_boundaries = boundaries(graph, run, stage_of, stages)
-    variables = assign_variables(graph, run, stage_of, stages)
+    stage_boundaries = boundaries(run, stage_of, stages)
+    variables = assign_variables(run, stage_of, stages)
     names = {number: name for name, number in graph.inputs.items()}
     stage_graphs = []
     for stage in range(stages):
@@ -293,8 +286,7 @@ def cut_at(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
                 variables[stage],
                 is_last,
                 masked_received,
-                graph,
                 run,
             )
         )
-    return Cut(tuple(stage_graphs), graph, run)
+    return Cut(tuple(stage_graphs), run)

@@ -2,11 +2,7 @@
 
 Control dependencies enforce the order, which bounds the number of live activations. The message of an action is received
 during the action before it, and sends do not block. The passes of a stage are traced once, so tracing takes about the same
-time for any number of micro-batches.
-
-Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2019 (arXiv:1811.06965).
-Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019 (doi:10.1145/3341301.3359646).
-Qi et al., Zero Bubble Pipeline Parallelism, 2024 (arXiv:2401.10241).
+time for any number of micro-batches. `schedule_catalog` has the papers.
 """
 
 import dataclasses
@@ -56,6 +52,9 @@ class NoClock(ActionClock):
         pass
 
 
+NO_CLOCK = NoClock()
+
+
 class StepStage(Stage, Protocol):
     """A stage in one step, with the arguments of each micro-batch."""
 
@@ -70,36 +69,20 @@ class Sums(NamedTuple):
     share: tf.Tensor  # scalar; contribution of these stages to the reported loss
 
 
-def run_schedule(
-    schedule: Schedule,
-    process: int,
-    stages: Mapping[int, StepStage],
-    collectives: Collectives,
-    clock: ActionClock | None = None,
-    compression: ActivationCompression = EXACT,
-) -> Sums:
-    """Computes the forward and backward passes of this process's stages, by number, for all micro-batches.
-
-    `process` is the number of this process in its pipeline, which `collectives` connects. The clock records the times of
-    actions.
-    """
-    return _Execution(schedule, process, stages, collectives, clock or NoClock(), compression).run()
-
-
 # The results of an action: the tensors for the neighboring stage, and all tensors that it has computed.
 Results: TypeAlias = tuple[list[tf.Tensor], list[tf.Tensor]]
 
 
 @dataclasses.dataclass
-class _Execution:
-    """Traces one execution of a schedule."""
+class Execution:
+    """Traces one execution of a schedule: the forward and backward passes of this process's stages."""
 
     schedule: Schedule
-    process: int
-    stages: Mapping[int, StepStage]
-    collectives: Collectives
-    clock: ActionClock
-    compression: ActivationCompression
+    process: int  # number of this process in its pipeline
+    stages: Mapping[int, StepStage]  # by number
+    collectives: Collectives  # of the processes of the pipeline
+    clock: ActionClock = NO_CLOCK
+    compression: ActivationCompression = EXACT
 
     def __post_init__(self) -> None:
         self._actions, stages = self.schedule.actions[self.process], self.stages
@@ -111,6 +94,7 @@ class _Execution:
         self._local_tensors: dict[str, list[tf.Tensor]] = {}  # for other stages of this process, by tag
 
     def run(self) -> Sums:
+        """Computes the actions of this process for all micro-batches."""
         results_so_far: list[list[tf.Tensor]] = [[], []]
         for action in self._actions:
             with tf.control_dependencies(results_so_far[-2]):
@@ -147,7 +131,9 @@ class _Execution:
     def _accumulate(self, action: Action, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
         """Adds the gradients of a micro-batch to the totals; returns the totals."""
         totals = self._gradients[action.stage]
-        totals[:] = [_add_gradient(old_total, gradient) for old_total, gradient in zip(totals, gradients, strict=True)]
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                totals[i] = tf.identity(gradient) if totals[i] is None else totals[i] + gradient
         return [tensor for tensor in totals if tensor is not None]
 
     def _receive(self, action: Action) -> list[tf.Tensor]:
@@ -177,9 +163,3 @@ def _identities(results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     Once the runtime has inlined the call, a control dependency on the call itself would wait only for its side effects.
     """
     return [tf.identity(result) for result in results]
-
-
-def _add_gradient(total: Gradient, gradient: Gradient) -> Gradient:
-    if gradient is None:
-        return total
-    return tf.identity(gradient) if total is None else total + gradient

@@ -47,10 +47,9 @@ class Call:
         values.update(zip(self.outputs, outputs, strict=True))
 
     @property
-    def options(self) -> str:
-        """Keyword arguments of the call as text, without tensors."""
-        kwargs = self._node.kwargs
-        return repr(keras.tree.map_structure(lambda x: "" if isinstance(x, keras.KerasTensor) else x, kwargs))
+    def options(self) -> Any:
+        """Keyword arguments of the call, without tensors."""
+        return keras.tree.map_structure(lambda x: "" if isinstance(x, keras.KerasTensor) else x, self._node.kwargs)
 
     @property
     def layer(self) -> keras.Layer | None:
@@ -90,22 +89,16 @@ class _Builder:
         for node in keras_internals.nodes_of(functional):
             inputs = tuple(numbers[id(x)] for x in node.inputs)
             name = self._name(prefix + node.operation.name, node.operation)
-            if self._is_inlined(node):
-                outputs = self._add_nested(node, inputs, name, training)
-            else:
-                outputs = self._add_tensors(name, node.outputs)
-                self.calls.append(Call(name, node.operation, inputs, tuple(outputs), node, False, training))
+            nested = keras_internals.functional_of(node.operation) if self._is_inlined(node) else None
+            call_name, symbolic = (f"{name}/inputs", nested.inputs) if nested else (name, node.outputs)
+            outputs = self._add_tensors(call_name, symbolic)
+            is_entry = nested is not None
+            self.calls.append(Call(call_name, node.operation, inputs, tuple(outputs), node, is_entry, training))
+            if nested:
+                entries = dict(zip(map(id, nested.inputs), outputs, strict=True))
+                outputs = self.add(nested, entries, f"{name}/", node.kwargs.get("training", training))
             numbers.update(zip(map(id, node.outputs), outputs, strict=True))
         return [numbers[id(x)] for x in functional.outputs]
-
-    def _add_nested(self, node: GraphNode, inputs: tuple[int, ...], name: str, training: bool | None) -> list[int]:
-        nested: Any = node.operation
-        inner = keras_internals.functional_of(nested)
-        assert inner is not None
-        entries = self._add_tensors(f"{name}/inputs", inner.inputs)
-        self.calls.append(Call(f"{name}/inputs", nested, inputs, tuple(entries), node, True, training))
-        training_of_nested = node.kwargs.get("training", training)
-        return self.add(inner, dict(zip(map(id, inner.inputs), entries, strict=True)), f"{name}/", training_of_nested)
 
     def _is_inlined(self, node: GraphNode) -> bool:
         nested = node.operation
@@ -193,6 +186,7 @@ class AbstractRun:
 
     def __init__(self, graph: Graph, rows: int = 2):
         """Traces the forward pass; if the model's inputs have a fixed number of rows, it replaces `rows`."""
+        self.graph = graph
         rows = _fixed_rows(graph) or rows
         tracer = _Tracer(graph, rows)
         values = [tracer.values[number] for number in range(len(graph.tensors))]
@@ -237,7 +231,12 @@ class _Tracer:
         with trace.as_default():
             layers = dict.fromkeys(call.layer for call in graph.calls if call.layer is not None)
             body = keras_internals.Body("abstract_run", graph.model, list(layers), self._run)
-            body(self._placeholders(), training=True)
+            inputs = [graph.tensors[number] for number in graph.inputs.values()]
+            sizes = [
+                [(_UNKNOWN_SIZE if i else rows) if n is None else n for i, n in enumerate(x.shape)] for x in inputs
+            ]
+            placeholders = [tf.compat.v1.placeholder(x.dtype, n) for x, n in zip(inputs, sizes, strict=True)]
+            body(placeholders, training=True)
         self.operations: Sequence[Any] = trace.get_operations()
 
     def masked_tensors(self, tensors: Sequence[int]) -> frozenset[int]:
@@ -246,14 +245,6 @@ class _Tracer:
 
     def shapes(self) -> list[tuple[int, ...]]:
         return [tuple(self.values[number].shape) for number in range(len(self._graph.tensors))]
-
-    def _placeholders(self) -> list[tf.Tensor]:
-        inputs = [self._graph.tensors[number] for number in self._graph.inputs.values()]
-        sizes = [
-            [(_UNKNOWN_SIZE if i else self._rows) if size is None else size for i, size in enumerate(x.shape)]
-            for x in inputs
-        ]
-        return [tf.compat.v1.placeholder(x.dtype, shape) for x, shape in zip(inputs, sizes, strict=True)]
 
     def _run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
         self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))
@@ -325,8 +316,7 @@ def _mask_shape(shape: Sequence[int | None], mask: tf.Tensor) -> tuple[tuple[int
 def _differentiable_tensors(graph: Graph, usage: Sequence[Usage]) -> frozenset[int]:
     tensors: set[int] = set()
     for call, use in zip(graph.calls, usage, strict=True):
-        is_trained = any(variable.trainable for variable in use.reads.values()) or tensors.intersection(call.inputs)
-        if is_trained:
+        if any(variable.trainable for variable in use.reads.values()) or tensors.intersection(call.inputs):
             dtypes = {x: tf.as_dtype(graph.tensors[x].dtype) for x in call.outputs}
             tensors.update(x for x, dtype in dtypes.items() if dtype.is_floating or dtype.is_complex)
     return frozenset(tensors)

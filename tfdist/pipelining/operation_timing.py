@@ -1,5 +1,6 @@
 """Measures the time of each call of a model on this device, to balance stages by time."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
+from tfdist.pipelining.operation_graph import AbstractRun, Graph
 
 _MIN_CALLS, _MIN_SECONDS = 5, 0.02  # in each measurement
 
@@ -26,16 +27,16 @@ def measure_seconds(graph: Graph, *, rows: int = 1) -> list[float]:
     seconds_by_key: dict[str, float] = {}
     seconds = []
     for i, call in enumerate(graph.calls):
-        key = _measurement_key(graph, run, i)
+        key = _measurement_key(run, i)
         if key not in seconds_by_key:
-            seconds_by_key[key] = 0.0 if call.is_entry else max(_seconds(graph, run, i) - overhead, 0.0)
+            seconds_by_key[key] = 0.0 if call.is_entry else max(_call_seconds(run, i) - overhead, 0.0)
         seconds.append(seconds_by_key[key])
     return seconds
 
 
-def _measurement_key(graph: Graph, run: AbstractRun, index: int) -> str:
+def _measurement_key(run: AbstractRun, index: int) -> str:
     """Returns a key that is equal for calls of equal cost."""
-    call = graph.calls[index]
+    graph, call = run.graph, run.graph.calls[index]
     if call.layer is None:
         return str(index)
     try:
@@ -49,18 +50,9 @@ def _measurement_key(graph: Graph, run: AbstractRun, index: int) -> str:
     return str((type(call.layer), text, call.options, inputs, variables, is_rematerialized))
 
 
-def _seconds(graph: Graph, run: AbstractRun, index: int) -> float:
-    call = graph.calls[index]
-    variables = list(run.usage[index].reads.values())
-    inputs = [small_numbers(graph.tensors[x].dtype, run.shapes[x]) for x in call.inputs]
-    values = [small_numbers(variable.dtype, variable.shape) for variable in variables]
-    return min_call_seconds(_make_step(graph, run, call, index, variables), [*inputs, *values])
-
-
-def _make_step(
-    graph: Graph, run: AbstractRun, call: Call, index: int, variables: Sequence[keras.Variable]
-) -> Callable[..., Any]:
-    """Returns a compiled function that computes the forward and backward pass of a call from its inputs and variables."""
+def _call_seconds(run: AbstractRun, index: int) -> float:
+    """Measures a compiled function that computes the forward and backward pass of a call from its inputs and variables."""
+    graph, call, variables = run.graph, run.graph.calls[index], list(run.usage[index].reads.values())
 
     def forward(tensors: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
         values: dict[int, Any] = {}
@@ -75,24 +67,30 @@ def _make_step(
 
     body = keras_internals.Body("measured", graph.model, [call.layer] if call.layer else [], forward)
 
-    def step(*tensors: tf.Tensor) -> Any:
+    def run_body(*tensors: tf.Tensor) -> list[tf.Tensor]:
         inputs, values = tensors[: len(call.inputs)], tensors[len(call.inputs) :]
-        sources = [tensor for tensor, x in zip(inputs, call.inputs, strict=True) if x in run.differentiable]
-        sources += [value for value, variable in zip(values, variables, strict=True) if variable.trainable]
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-            return forward_and_backward(lambda: body(list(inputs), training=True), sources)
+            return body(list(inputs), training=True)
+
+    is_source = [x in run.differentiable for x in call.inputs] + [variable.trainable for variable in variables]
+    arguments = [small_numbers(graph.tensors[x].dtype, run.shapes[x]) for x in call.inputs]
+    arguments += [small_numbers(variable.dtype, variable.shape) for variable in variables]
+    return min_call_seconds(forward_and_backward(run_body, is_source), arguments)
+
+
+def forward_and_backward(forward: Callable[..., Sequence[tf.Tensor]], is_source: Sequence[bool]) -> Callable[..., Any]:
+    """Compiles a forward pass with the gradients of the sum of its results with respect to some of its arguments."""
+
+    def step(*tensors: tf.Tensor) -> Any:
+        sources = list(itertools.compress(tensors, is_source))
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            results = forward(*tensors)
+        targets = [x for x in results if x.dtype.is_floating]
+        gradients = tape.gradient(targets, sources) if targets and sources else []
+        return results, [x for x in gradients if x is not None]
 
     return tf.function(step, autograph=False)
-
-
-def forward_and_backward(forward: Callable[[], Sequence[tf.Tensor]], sources: Sequence[tf.Tensor]) -> Any:
-    """Returns the results of a forward pass, and the gradients of their sum with respect to sources."""
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        results = forward()
-    targets = [x for x in results if x.dtype.is_floating]
-    gradients = tape.gradient(targets, sources) if targets and sources else []
-    return results, [x for x in gradients if x is not None]
 
 
 def small_numbers(dtype: str, shape: Sequence[int]) -> tf.Tensor:
@@ -110,10 +108,7 @@ def min_call_seconds(function: Callable[..., Any], inputs: Sequence[tf.Tensor]) 
     times: list[float] = []
     while len(times) < _MIN_CALLS or sum(times) < _MIN_SECONDS:
         start = time.perf_counter()
-        keras.tree.map_structure(_wait, function(*inputs))
+        for result in tf.nest.flatten(function(*inputs), expand_composites=True):
+            result.numpy()
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-def _wait(result: Any) -> None:
-    (result.values if isinstance(result, tf.IndexedSlices) else result).numpy()

@@ -58,8 +58,7 @@ def extract_function(
       operations: operations of the function.
       inputs: tensors of other operations, which become arguments.
       outputs: results of the operations, or inputs.
-      values: other tensors that the operations use, by name in the graph: handles of variables, which the function
-        captures, and constants.
+      values: other tensors that the operations use, by name in the graph, which the function captures: handles of variables.
     """
     definition = _graph_definition(graph, operations)
     effects = [operation.name for operation in stateful_operations(graph) if operation in operations]
@@ -67,7 +66,8 @@ def extract_function(
 
     def part(*arguments: tf.Tensor) -> list[tf.Tensor]:
         operand_names = {tensor.name for operation in operations for tensor in operation.inputs}
-        tensors = {name: _capture(value) for name, value in values.items() if name in operand_names}
+        capture = tf.compat.v1.get_default_graph().capture
+        tensors = {name: capture(value) for name, value in values.items() if name in operand_names}
         tensors |= {tensor.name: argument for tensor, argument in zip(inputs, arguments, strict=True)}
         keras_internals.add_functions(graph)
         results = tf.graph_util.import_graph_def(
@@ -85,11 +85,6 @@ def extract_function(
 
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
     return tf.function(part, autograph=False).get_concrete_function(*specs)
-
-
-def _capture(value: Any) -> tf.Tensor:
-    """Returns a tensor of the current function's graph."""
-    return tf.compat.v1.get_default_graph().capture(value) if isinstance(value, tf.Tensor) else tf.constant(value)
 
 
 def _graph_definition(graph: tf.Graph, operations: Operations) -> tf.compat.v1.GraphDef:
@@ -226,11 +221,11 @@ class Passes:
             return list(stage.gradients(local_gradients)), with_static_shapes(filled_gradients, crossings)
 
         specs = [crossing.spec for crossing in with_gradients(stage.sent, stage.sent)]
-        self._backward_trace = tf.function(backward, autograph=False).get_concrete_function(*specs)
-        return [*sent, share, *self._find_residuals()]
+        self._backward_trace, sources, captures = keras_internals.trace_inside(backward, specs)
+        return [*sent, share, *self._find_residuals(sources, captures)]
 
-    def _find_residuals(self) -> list[tf.Tensor]:
-        """Returns the tensors of the current graph, that of the forward pass, that the backward pass needs."""
+    def _find_residuals(self, sources: Sequence[Any], captures: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns those captures, tensors of the forward pass, that the backward pass needs; see `trace_inside`."""
         graph = self._backward_trace.graph
         variable_gradients, self._input_gradients = self._backward_trace.structured_outputs
         self._has_gradient = [gradient is not None for gradient in variable_gradients]
@@ -238,50 +233,34 @@ class Passes:
         self._input_gradients = [_source_tensor(gradient) for gradient in self._input_gradients]
         effects = stateful_operations(graph)
         self._operations = required_operations([*self._variable_gradients, *self._input_gradients, *effects])
-        outer_captures = {id(inner): outer for outer, inner in tf.compat.v1.get_default_graph().captures}
-        residuals: list[tf.Tensor] = []
-        self._values: dict[str, Any] = {}
-        self._arguments: list[tf.Tensor] = []
-        for outer, inner in graph.captures:
-            if inner.op not in self._operations:
-                continue
-            if not hasattr(outer, "graph") or id(outer) in outer_captures:
-                self._values[inner.name] = outer_captures.get(id(outer), outer)
-            elif outer.op.type == "Const":
-                self._values[inner.name] = tf.get_static_value(outer)
-            else:
-                residuals.append(outer)
-                self._arguments.append(inner)
-        captured_ids = {id(inner) for _, inner in graph.captures}
-        self._arguments += [tensor for tensor in graph.inputs if id(tensor) not in captured_ids]
-        return residuals
+        inner = [placeholder for _, placeholder in graph.captures]
+        self._values = {x.name: source for x, source in zip(inner, sources, strict=True) if source is not None}
+        candidates = [x for x, source in zip(inner, sources, strict=True) if source is None]
+        pairs = [(x, outer) for x, outer in zip(candidates, captures, strict=True) if x.op in self._operations]
+        self._arguments = [x for x, _ in pairs] + graph.inputs[: len(graph.inputs) - len(inner)]
+        return [outer for _, outer in pairs]
 
     def _extract(self) -> None:
         graph = self._backward_trace.graph
         placeholders = frozenset(tensor.op for tensor in graph.inputs)
         results = [*self._variable_gradients, *self._input_gradients]
+        operations = self._operations - placeholders
         if not self._split:
-            self._backward = extract_function(
-                graph, self._operations - placeholders, self._arguments, results, self._values
-            )
+            self._backward = extract_function(graph, operations, self._arguments, results, self._values)
             return
         input_ops = required_operations(self._input_gradients) - placeholders
-        weight_ops = self._operations - placeholders - input_ops
+        weight_ops = operations - input_ops
         weight_ops |= {x for x in required_operations(weight_ops) if x.type == "Const"}  # both parts may have a copy
         boundary = [x for x in inputs_of(weight_ops, self._variable_gradients) if x.name not in self._values]
-        intermediates, weight_arguments = (
-            [x for x in boundary if (x.op in placeholders) is is_argument] for is_argument in (False, True)
-        )
+        intermediates = [x for x in boundary if x.op not in placeholders]
+        weight_arguments = [x for x in boundary if x.op in placeholders]
         indices = {tensor.name: i for i, tensor in enumerate(self._arguments)}
         input_arguments = [x for x in inputs_of(input_ops, self._input_gradients) if x.name not in self._values]
         self._input_arguments = [indices[tensor.name] for tensor in input_arguments]
         self._weight_arguments = [indices[tensor.name] for tensor in weight_arguments]
-        self._backward_input = extract_function(
-            graph, input_ops, input_arguments, [*self._input_gradients, *intermediates], self._values
-        )
-        self._backward_weight = extract_function(
-            graph, weight_ops, [*intermediates, *weight_arguments], self._variable_gradients, self._values
-        )
+        results, arguments = [*self._input_gradients, *intermediates], [*intermediates, *weight_arguments]
+        self._backward_input = extract_function(graph, input_ops, input_arguments, results, self._values)
+        self._backward_weight = extract_function(graph, weight_ops, arguments, self._variable_gradients, self._values)
 
     def _tensors(self, arguments: Any) -> list[tf.Tensor]:
         leaves = tf.nest.flatten(arguments, expand_composites=True)

@@ -1,6 +1,7 @@
 """A pipeline schedule: the actions of each process in order, their requirements, messages and live activations."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 FORWARD = "F"
@@ -8,6 +9,7 @@ BACKWARD = "B"
 INPUT_GRADIENT = "I"
 WEIGHT_GRADIENT = "W"
 KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+_CHANGES = {FORWARD: 1, BACKWARD: -1, INPUT_GRADIENT: 0, WEIGHT_GRADIENT: -1}  # of the live micro-batches
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -23,11 +25,6 @@ class Action:
     def __str__(self) -> str:
         """Returns the notation of torch.distributed.pipelining, such as 2F0 for F of micro-batch 0 in stage 2."""
         return f"{self.stage}{self.kind}{self.micro_batch}"
-
-    @property
-    def completes_backward(self) -> bool:
-        """Whether it completes the gradients of the stage's weights and releases its activations."""
-        return self.kind in (BACKWARD, WEIGHT_GRADIENT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +91,8 @@ class Schedule:
         sizes = sizes or [1] * self.stages
         if not self.has_flush:  # micro-batches of later steps replace those that have ended
             return tuple(size * (self.stages - stage) for stage, size in enumerate(sizes))
-        peaks = []
-        for row in self.actions:
-            live: float = 0
-            peak: float = 0
-            for action in row:
-                if action.kind == FORWARD:
-                    live += sizes[action.stage]
-                peak = max(peak, live)
-                if action.completes_backward:
-                    live -= sizes[action.stage]
-            peaks.append(peak)
-        return tuple(peaks)
+        changes = [[_CHANGES[action.kind] * sizes[action.stage] for action in row] for row in self.actions]
+        return tuple(max(itertools.accumulate(row)) for row in changes)
 
 
 def result_of(action: Action) -> Action:

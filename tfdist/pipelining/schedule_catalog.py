@@ -20,10 +20,8 @@ def gpipe(processes: int, micro_batches: int) -> Schedule:
 
     Huang et al., GPipe, arXiv:1811.06965.
     """
-    rows = [
-        [Action(kind, process, m) for kind in (FORWARD, BACKWARD) for m in range(micro_batches)]
-        for process in range(processes)
-    ]
+    passes = [(kind, m) for kind in (FORWARD, BACKWARD) for m in range(micro_batches)]
+    rows = [[Action(kind, process, m) for kind, m in passes] for process in range(processes)]
     return _schedule("gpipe", rows, processes, micro_batches)
 
 

@@ -86,9 +86,7 @@ class SpreadStage:
         key = (bool(training), *((tuple(x.shape), x.dtype) for x in tensors))
         if key not in self._passes:
             self._passes[key] = _Passes(self, host_variables, tensors, bool(training))
-        outputs, sent, self._losses, self._weight_losses, assignments = self._passes[key].call(tensors)
-        for variable, value in assignments:
-            variable.assign(value)
+        outputs, sent, self._losses, self._weight_losses = self._passes[key].call(tensors)
         return outputs, sent
 
     def take_data_losses(self) -> list[tf.Tensor]:
@@ -149,8 +147,8 @@ class _Passes:
             trace = tf.function(self._trace, autograph=False)
             self._forward = trace.get_concrete_function(*device_specs(self._host_specs))
 
-    def call(self, tensors: Sequence[tf.Tensor]) -> tuple[Any, list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], Any]:
-        """Returns the outputs, sent tensors, losses of layers and of weights, and the values to assign to variables."""
+    def call(self, tensors: Sequence[tf.Tensor]) -> tuple[Any, list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        """Assigns to variables; returns the outputs, sent tensors, losses of layers and of weights."""
 
         @tf.custom_gradient
         def run_passes(token: tf.Tensor, *tensors: tf.Tensor) -> Any:
@@ -158,10 +156,8 @@ class _Passes:
 
             def gradient(*all_upstream: tf.Tensor) -> list[tf.Tensor | None]:
                 upstream = [all_upstream[i] for i in self._targets]
-                specs = [self._host_specs[i] for i in self._differentiated_inputs]
-                token, *input_gradients = call_host(
-                    self._run_backward, [number, *upstream], [tf.TensorSpec([], tf.float32), *specs]
-                )
+                specs = [tf.TensorSpec([], tf.float32), *(self._host_specs[i] for i in self._differentiated_inputs)]
+                token, *input_gradients = call_host(self._run_backward, [number, *upstream], specs)
                 gradients = dict(zip(self._differentiated_inputs, input_gradients, strict=True))
                 return [token, *(gradients.get(i) for i in range(len(tensors)))]
 
@@ -170,10 +166,10 @@ class _Passes:
         results = run_passes(tf.identity(self._devices.order), *tensors) if self._specs else []
         iterator = iter(results)
         parts = _Results(*([next(iterator) for _ in range(count)] for count in self._counts))
-        variables = [self._host_variables[i] for i in self._assigned_indices]
+        for i, value in zip(self._assigned_indices, parts.assignments, strict=True):
+            self._host_variables[i].assign(value)
         outputs = self._outputs.pack(parts.outputs) if self._graph.is_last else None
-        assignments = list(zip(variables, parts.assignments, strict=True))
-        return outputs, parts.sent, parts.losses, parts.weight_losses, assignments
+        return outputs, parts.sent, parts.losses, parts.weight_losses
 
     def take(self) -> list[Any]:
         """Returns the sums of the gradients as arrays on the host, or zeros if there are none, and resets them."""
@@ -262,9 +258,8 @@ class _Passes:
             return [*(self._devices.layouts.replicate(x) for x in replaced_gradients), *new_totals]
 
         sum_specs = [tf.TensorSpec(v.shape, v.dtype) for v in weights]
-        self._backward, self._outer_captures, residuals = keras_internals.trace_inside(
-            backward, [*(tf.TensorSpec(x.shape, x.dtype) for x in targets), *sum_specs]
-        )
+        specs = [*(tf.TensorSpec(x.shape, x.dtype) for x in targets), *sum_specs]
+        self._backward, self._outer_captures, residuals = keras_internals.trace_inside(backward, specs)
         self._zeros: Callable[[], list[tf.Tensor]] = lambda: [
             devices.place(np.zeros(spec.shape, spec.dtype.as_numpy_dtype), placement.computation)
             for spec, placement in zip(sum_specs, placements, strict=True)

@@ -1,6 +1,7 @@
 """The costs of stages, and the shapes of the tensors between them."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -46,83 +47,55 @@ def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tensor.dtype)
 
 
-class StageSeconds(NamedTuple):
-    """The times of the forward and the backward pass of a stage for one micro-batch, in seconds."""
-
-    forward: float
-    backward: float
-
-
-class StageOperations(NamedTuple):
-    """The operations of a stage in the forward pass of one micro-batch."""
-
-    operations: int  # number of multiplications and additions
-    has_loops: bool  # whether there are loops, whose operations are not counted
-
-
-def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> StageSeconds:
+def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> tuple[float, float]:
     """Measures the compiled forward and backward pass of one stage on this device, for a micro-batch of `rows` rows.
 
-    Its variables and inputs are small random numbers. Takes two traces and about 14 micro-batches. Raises `InputError` if a
-    size is unknown.
+    Returns the seconds of the two passes. Its variables and inputs are small random numbers. Takes two traces and about 14
+    micro-batches. Raises `InputError` if a size is unknown.
     """
-    function = _StageFunction(cut, stage, rows)
-    tensors = [small_numbers(spec.dtype.name, spec.shape.as_list()) for spec in function.specs]
+    function, specs, is_source = _stage_function(cut, stage, rows)
+    tensors = [small_numbers(spec.dtype.name, spec.shape.as_list()) for spec in specs]
     overhead = min_call_seconds(tf.function(tf.identity), [tf.zeros([])])
-    forward = min_call_seconds(tf.function(function.forward, autograph=False), tensors) - overhead
-    total = min_call_seconds(tf.function(function.forward_and_backward, autograph=False), tensors) - overhead
-    return StageSeconds(max(forward, 0.0), max(total - forward, 0.0))
+    forward = min_call_seconds(tf.function(function, autograph=False), tensors) - overhead
+    total = min_call_seconds(forward_and_backward(function, is_source), tensors) - overhead
+    return max(forward, 0.0), max(total - forward, 0.0)
 
 
-def count_operations(cut: Cut, stage: StageGraph, rows: int) -> StageOperations:
-    """Counts the operations of a stage for a micro-batch of `rows` rows, without computing anything.
+def count_operations(cut: Cut, stage: StageGraph, rows: int) -> tuple[int, bool]:
+    """Counts the multiplications and additions of the forward pass of a stage for a micro-batch, without computing anything.
 
-    A product in a matrix product or convolution counts as two, an element of another result as one. Raises `InputError` if a
-    size is unknown.
+    A product in a matrix product or convolution counts as two, an element of another result as one. Returns the number and
+    whether there are loops, whose operations are not counted. Raises `InputError` if a size is unknown.
     """
-    function = _StageFunction(cut, stage, rows)
+    function, specs, _ = _stage_function(cut, stage, rows)
     graph = keras_internals.new_trace()
     with graph.as_default():
-        function.forward(*(tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in function.specs))
+        function(*(tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs))
     operations = graph.get_operations()
-    return StageOperations(sum(map(_operations, operations)), any(x.type in _LOOP_TYPES for x in operations))
+    return sum(map(_operations, operations)), any(x.type in _LOOP_TYPES for x in operations)
 
 
-class _StageFunction:
-    """A stage as a function of its inputs, its received tensors, and the values of its variables."""
+def _stage_function(
+    cut: Cut, stage: StageGraph, rows: int
+) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec], list[bool]]:
+    """Returns a stage as a function of its inputs, its received tensors, and the values of its variables.
 
-    def __init__(self, cut: Cut, stage: StageGraph, rows: int):
-        self._stage = stage
-        variables = stage.variables
-        self._variables = [*variables.all, *variables.metrics, *variables.external]
-        inputs = [cut.graph.tensors[cut.graph.inputs[name]] for name in stage.inputs]
-        received_specs = crossing_specs(stage.received, rows)
-        self._has_gradient = [crossing.has_gradient for crossing in received_specs]
-        self.specs = [
-            *(spec_of(tensor, rows, "The inputs of a pipeline") for tensor in inputs),
-            *(crossing.spec for crossing in received_specs),
-            *(tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables),
-        ]
+    It returns the tensors for the next stage; in the last stage, the outputs of the model. Also returns the specs of its
+    arguments, and which of them have gradients.
+    """
+    variables = [*stage.variables.all, *stage.variables.metrics, *stage.variables.external]
+    inputs = [cut.graph.tensors[cut.graph.inputs[name]] for name in stage.inputs]
+    received, count = crossing_specs(stage.received, rows), len(inputs)
 
-    def forward(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the tensors for the next stage; in the last stage, the outputs of the model."""
-        inputs, received, values = self._parts(tensors)
-        with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
-            outputs, sent = self._stage.call(inputs, received, training=True)
+    def forward(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        named_inputs, values = dict(zip(stage.inputs, tensors, strict=False)), tensors[count + len(received) :]
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            outputs, sent = stage.call(named_inputs, tensors[count : count + len(received)], training=True)
         return [x for x in [*keras.tree.flatten(outputs), *sent] if x is not None]
 
-    def forward_and_backward(self, *tensors: tf.Tensor) -> Any:
-        """Returns the results of `forward`, and the gradients of received tensors and of the variables."""
-        _, received, values = self._parts(tensors)
-        sources = [x for x, has_gradient in zip(received, self._has_gradient, strict=True) if has_gradient]
-        sources += [x for x, variable in zip(values, self._variables, strict=True) if variable.trainable]
-        return forward_and_backward(lambda: self.forward(*tensors), sources)
-
-    def _parts(
-        self, tensors: Sequence[tf.Tensor]
-    ) -> tuple[dict[str, tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]]:
-        names, end = self._stage.inputs, len(self._stage.inputs) + len(self._has_gradient)
-        return dict(zip(names, tensors, strict=False)), tensors[len(names) : end], tensors[end:]
+    specs = [spec_of(tensor, rows, "The inputs of a pipeline") for tensor in inputs]
+    specs += [crossing.spec for crossing in received] + [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+    return forward, specs, [False] * count + [x.has_gradient for x in received] + [v.trainable for v in variables]
 
 
 _LOOP_TYPES = ("While", "StatelessWhile")
@@ -146,10 +119,7 @@ def _einsum_products(operation: tf.Operation, first: tf.TensorShape, second: tf.
         leading_labels, _, trailing_labels = labels.partition("...")
         sizes.update(zip(leading_labels, shape, strict=False))
         sizes.update(zip(reversed(trailing_labels), reversed(shape.as_list()), strict=False))
-    count = 1
-    for label, size in sizes.items():
-        count *= 1 if label in result else size or 1
-    return count
+    return math.prod(size or 1 for label, size in sizes.items() if label not in result)
 
 
 # The number of products that are summed in each element of a result.

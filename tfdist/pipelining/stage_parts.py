@@ -53,17 +53,24 @@ def sum_over_stages(
 def _sum_gradient(
     gradient: tf.Tensor, processes: Sequence[int], process: int, collectives: Collectives, tag: str
 ) -> tf.Tensor:
-    first, *other_processes = processes
-    spec = [tf.TensorSpec(gradient.shape, gradient.dtype)]
-    if process != first:
-        link = Link(collectives, first)
-        link.send([gradient], f"{tag}/part")
-        return link.receive(spec, f"{tag}/sum")[0]
-    for peer in other_processes:
-        gradient += Link(collectives, peer).receive(spec, f"{tag}/part")[0]
-    for peer in other_processes:
-        Link(collectives, peer).send([gradient], f"{tag}/sum")
-    return gradient
+    spec = tf.TensorSpec(gradient.shape, gradient.dtype)
+    if process != processes[0]:
+        Link(collectives, processes[0]).send([gradient], f"{tag}/part")
+    else:
+        for peer in processes[1:]:
+            gradient += Link(collectives, peer).receive([spec], f"{tag}/part")[0]
+    return _copy_from_first(gradient, spec, processes, process, collectives, f"{tag}/sum")
+
+
+def _copy_from_first(
+    value: Any, spec: tf.TensorSpec, processes: Sequence[int], process: int, collectives: Collectives, tag: str
+) -> tf.Tensor:
+    """Returns the first process's value, which it sends to the others."""
+    if process != processes[0]:
+        return Link(collectives, processes[0]).receive([spec], tag)[0]
+    for peer in processes[1:]:
+        Link(collectives, peer).send([value], tag)
+    return value
 
 
 def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable]) -> None:
@@ -90,19 +97,12 @@ def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
 
 
 def _copy_variable(strategy: HasStages, variable: keras.Variable, processes: Sequence[int], tag: str) -> None:
-    first, *other_processes = processes
-
-    def exchange(values: list[tf.Tensor]) -> list[tf.Tensor]:
-        if strategy.pipeline_rank != first:
-            spec = tf.TensorSpec(variable.shape, variable.dtype)
-            return Link(strategy.pipeline_collectives, first).receive([spec], tag)
-        for peer in other_processes:
-            Link(strategy.pipeline_collectives, peer).send(values, tag)
-        return []
-
+    spec, rank = tf.TensorSpec(variable.shape, variable.dtype), strategy.pipeline_rank
+    arguments = spec, processes, rank, strategy.pipeline_collectives, tag
     with strategy.process_device():
-        new_values = tf.function(exchange, autograph=False)(strategy.full_values([variable]))
-    for value in new_values:
+        exchange = tf.function(lambda value: _copy_from_first(value, *arguments), autograph=False)
+        value = exchange(*strategy.full_values([variable]))
+    if rank != processes[0]:
         variable.assign(value)
 
 
@@ -151,7 +151,8 @@ def _micro_batches(
     arrays = [tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape) for spec in specs]
 
     def body(number: tf.Tensor, arrays: list[tf.TensorArray], losses: tf.Tensor) -> Any:
-        micro_batch = keras.tree.map_structure(lambda x: _slice_rows(x, start + number * size, size), inputs)
+        rows = slice(start + number * size, start + (number + 1) * size)
+        micro_batch = keras.tree.map_structure(lambda x: tf.ensure_shape(x[rows], [size, *x.shape[1:]]), inputs)
         results, local_losses = _micro_batch(strategy, model, micro_batch, size)
         arrays = [array.write(number, x) for array, x in zip(arrays, outputs.tensors(results), strict=True)]
         return number + 1, arrays, losses + size * tf.add_n([tf.zeros_like(losses), *local_losses])
@@ -163,10 +164,6 @@ def _micro_batches(
         parallel_iterations=1,
     )
     return arrays, losses
-
-
-def _slice_rows(x: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
-    return tf.ensure_shape(x[start : start + size], [size, *x.shape[1:]])
 
 
 def _micro_batch(strategy: HasStages, model: StagedModel, inputs: Any, rows: int) -> tuple[Any, list[tf.Tensor]]:
@@ -192,10 +189,8 @@ class _Outputs(OutputTensors):
 
     def __init__(self, model: StagedModel, inputs: Any):
         with keras_internals.new_trace().as_default():
-            placeholders = keras.tree.map_structure(
-                lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs
-            )
-            outputs, _ = model.with_zeros(placeholders, training=False)
+            row = keras.tree.map_structure(lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs)
+            outputs, _ = model.with_zeros(row, training=False)
             super().__init__(outputs)
             self._row_specs = [tf.TensorSpec(x.shape, x.dtype) for x in self.tensors(outputs)]
 
@@ -207,28 +202,6 @@ class _Outputs(OutputTensors):
 
 
 _NEXT, _END = "save/next", -1
-
-
-@contextlib.contextmanager
-def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
-    """Yields the full model, whose weights the chief can read: other stages send a weight when it is read.
-
-    The chief does not keep the values, because the full model may not fit in its memory. Every process must enter the context.
-    In the first replica, the other stages yield after the chief has left it.
-    """
-    if strategy.local_replicas.start != 0:
-        yield model.full_model
-        return
-    reads = _RemoteReads(strategy, model)
-    if strategy.pipeline_rank != 0:
-        reads.answer()
-        yield model.full_model
-        return
-    try:
-        with keras_internals.replace_reads(reads.missing_variables, reads.read):
-            yield model.full_model
-    finally:
-        reads.end()
 
 
 class _RemoteReads:
@@ -393,10 +366,24 @@ class StageParts(ModelParts):
 
     @contextlib.contextmanager
     def full_model(self, part: Any) -> Iterator[keras.Model]:
-        devices = self._strategy.stage_devices
-        on_host = contextlib.nullcontext() if devices is None else devices.values_on_host(part.variables)
-        with on_host, read_full_model(self._strategy, part) as model:
-            yield model
+        """See base class. Other stages of the first replica send the chief a weight when it is read.
+
+        The chief does not keep the values, because the full model may not fit in its memory. In the first replica, the other
+        stages yield after the chief has left the context.
+        """
+        strategy, devices = self._strategy, self._strategy.stage_devices
+        with contextlib.nullcontext() if devices is None else devices.values_on_host(part.variables):
+            if strategy.local_replicas.start == 0:
+                reads = _RemoteReads(strategy, part)
+                if strategy.pipeline_rank == 0:
+                    try:
+                        with keras_internals.replace_reads(reads.missing_variables, reads.read):
+                            yield part.full_model
+                    finally:
+                        reads.end()
+                    return
+                reads.answer()
+            yield part.full_model
 
     def regularization(self, part: Any) -> float:
         """See base class. A shared variable is counted once."""

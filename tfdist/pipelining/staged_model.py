@@ -88,19 +88,7 @@ class StagedModel(keras.Model):
         variable_ids = {id(variable) for stage in self.stages.values() for variable in stage.variables.all}
         return [variable for variable in self.full_model.variables if id(variable) in variable_ids]
 
-    @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        """See `variables`."""
-        return [variable for variable in self.variables if variable.trainable]
-
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        """See `variables`."""
-        return [variable for variable in self.variables if not variable.trainable]
-
     weights = variables
-    trainable_weights = trainable_variables
-    non_trainable_weights = non_trainable_variables
 
     def load_weights(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
         """Loads the weights of this process's stages from a file of an equal full model."""

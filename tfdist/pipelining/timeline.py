@@ -72,44 +72,37 @@ def simulate(
     Durations are in seconds, one number for all stages or one per stage. That of the gradient of the weights is half of
     `backward` by default, and that of the gradient of the input the rest, as if splitting the backward pass were free.
     """
-    backward_by_stage = _by_stage(backward, schedule)
-    weights = [seconds / 2 for seconds in backward_by_stage] if weight is None else _by_stage(weight, schedule)
-    input_seconds = [max(total - w, 0.0) for total, w in zip(backward_by_stage, weights, strict=True)]
+
+    def by_stage(durations: Durations) -> Sequence[float]:
+        return durations if isinstance(durations, Sequence) else [durations] * schedule.stages
+
+    weights = [seconds / 2 for seconds in by_stage(backward)] if weight is None else by_stage(weight)
+    input_seconds = [max(total - w, 0.0) for total, w in zip(by_stage(backward), weights, strict=True)]
     durations = {
-        FORWARD: _by_stage(forward, schedule),
-        BACKWARD: backward_by_stage,
+        FORWARD: by_stage(forward),
+        BACKWARD: by_stage(backward),
         WEIGHT_GRADIENT: weights,
-        INPUT_GRADIENT: input_seconds if input_gradient is None else _by_stage(input_gradient, schedule),
+        INPUT_GRADIENT: input_seconds if input_gradient is None else by_stage(input_gradient),
     }
-    return Timeline(_spans(schedule, durations))
-
-
-def _by_stage(durations: Durations, schedule: Schedule) -> Sequence[float]:
-    return durations if isinstance(durations, Sequence) else [durations] * schedule.stages
-
-
-def _spans(schedule: Schedule, durations: Mapping[str, Sequence[float]]) -> tuple[tuple[Span, ...], ...]:
-    """Starts each action when its process is free and the results that it needs are available."""
     spans: list[list[Span]] = [[] for _ in schedule.actions]
     ends: dict[Action, float] = {}
 
     def start_next(process: int) -> bool:
-        """Starts the next action of a process if its results are available; returns whether it did."""
+        """Starts the next action of a process if the results that it needs are available; returns whether it did."""
         if len(spans[process]) == len(schedule.actions[process]):
             return False
         action = schedule.actions[process][len(spans[process])]
         requirements = schedule.requirements(action)
         if not ends.keys() >= set(requirements):
             return False
-        free_time = spans[process][-1].end if spans[process] else 0.0
-        start = max([free_time, *(ends[requirement] for requirement in requirements)])
+        start = max([0.0, *(span.end for span in spans[process][-1:]), *map(ends.__getitem__, requirements)])
         spans[process].append(Span(action, start, start + durations[action.kind][action.stage]))
         ends[result_of(action)] = spans[process][-1].end
         return True
 
     while any([start_next(process) for process in range(schedule.processes)]):
         pass
-    return tuple(map(tuple, spans))
+    return Timeline(tuple(map(tuple, spans)))
 
 
 # One hue per kind of action: full color for the first chunk of a process, the lightest for the last one.

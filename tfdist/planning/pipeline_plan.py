@@ -15,8 +15,8 @@ from tfdist.config.pipeline import check_without_flush
 from tfdist.distribution.balanced_parts import sizes_of_parts
 from tfdist.errors import InputError
 from tfdist.pipelining.activation_compression import METHODS, message_bytes
-from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, trace_model
-from tfdist.pipelining.operation_graph import Graph
+from tfdist.pipelining.cutting import Cut, cut_model, trace_model
+from tfdist.pipelining.operation_graph import AbstractRun, Graph
 from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
@@ -150,7 +150,7 @@ class _Stages:
 class _Planner:
     """Plans schedules, which may need different numbers of stages."""
 
-    model: TracedModel
+    model: AbstractRun
     slots: Mapping[int, int]
     rows: int
     config: LayoutConfig
@@ -165,8 +165,8 @@ class _Planner:
         if count not in self._stages_by_count:
             cut = cut_model(self.model, self.config.cut, count, seconds=self._seconds)  # as for training
             operations = [count_operations(cut, stage, self.rows) for stage in cut.stages]
-            plans = tuple(self._stage(cut, number, cost.operations) for number, cost in enumerate(operations))
-            self._stages_by_count[count] = _Stages(cut, plans, any(cost.has_loops for cost in operations))
+            plans = tuple(self._stage(cut, number, count) for number, (count, _) in enumerate(operations))
+            self._stages_by_count[count] = _Stages(cut, plans, any(has_loops for _, has_loops in operations))
         return self._stages_by_count[count]
 
     def plan(self, schedule: Schedule) -> SchedulePlan:
@@ -196,7 +196,7 @@ class _Planner:
         stage = cut.stages[number]
         calls, trainable = cut.call_names(stage), stage.variables.trainable
         received_bytes = sum(crossing.bytes for crossing in stage.received)
-        seconds = measure_stage(cut, stage, self.rows) if self.config.measure_stages else None
+        seconds = measure_stage(cut, stage, self.rows) if self.config.measure_stages else (None, None)
         compression = METHODS[self.config.activation_compression]()
         return StagePlan(
             first_layer=calls[0],
@@ -220,8 +220,8 @@ class _Planner:
                 )
                 for tensor, crossing in zip(stage.sent, crossing_specs(stage.sent, self.rows), strict=True)
             ),
-            forward_seconds=seconds.forward if seconds else None,
-            backward_seconds=seconds.backward if seconds else None,
+            forward_seconds=seconds[0],
+            backward_seconds=seconds[1],
         )
 
     def optimizer_parts(self, schedule: Schedule) -> tuple[tuple[int, ...], ...]:

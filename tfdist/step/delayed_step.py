@@ -23,7 +23,7 @@ from tfdist.distribution.clock import time_after
 from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import split_at
 from tfdist.pipelining.activation_compression import Link
-from tfdist.pipelining.execution import ActionClock, NoClock
+from tfdist.pipelining.execution import NO_CLOCK, ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Passes
 from tfdist.pipelining.stage_costs import CrossingSpec, crossing_specs
@@ -100,7 +100,7 @@ class DelayedStep:
         self.delay = schedule.delays[self.number]
         self.read_ahead = -(-self._lead // self.count)
         variables = self._graph.variables
-        candidates = (*variables.non_trainable, *variables.external)
+        candidates = (*variables.all, *variables.external)
         self._state_variables = [variable for variable in candidates if not variable.trainable]
         self._seed_indices = {id(state): index for index, state in enumerate(self.source.seeds)}
         # The weights of 1, 2, ... updates ago. An assignment shares the memory of the assigned tensor.
@@ -123,7 +123,7 @@ class DelayedStep:
                 variable.assign(tf.where(tf.math.is_nan(variable), value, variable))
             newer_weights = [tf.convert_to_tensor(variable) for variable in version]
         with using(self.source.collectives):
-            passes = _TracedPasses(self, step, pipeline_state, dict(enumerate(batches)), NoClock())
+            passes = _TracedPasses(self, step, pipeline_state, dict(enumerate(batches)), NO_CLOCK)
             for index in range(self._lead):
                 received = passes.receive(FILL, index)
                 passes.forward(index, received, FILL, index)
@@ -147,7 +147,7 @@ class DelayedStep:
             latest = pipeline_state.latest
             batches = dict(enumerate([*latest, batch], start=self.read_ahead - len(latest)))
             totals = self.source.totals(batch, self.batch_size) if self._graph.is_last else []
-            passes = _TracedPasses(self, step, pipeline_state, batches, self.source.clock or NoClock(), totals)
+            passes = _TracedPasses(self, step, pipeline_state, batches, self.source.clock, totals)
             received = pipeline_state.received
             for index in range(self.count):
                 passes.forward(self._lead + index, received, "F", index)

@@ -14,7 +14,7 @@ from tfdist.collectives import Collectives, Recording, current
 from tfdist.errors import InputError, count_of
 from tfdist.gradients import unscale
 from tfdist.pipelining.cutting import StageGraph
-from tfdist.pipelining.execution import ActionClock, run_schedule
+from tfdist.pipelining.execution import NO_CLOCK, ActionClock, Execution
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Gradient
 from tfdist.pipelining.spread_stage import SpreadStage
@@ -43,7 +43,7 @@ class PipelinedGradients(GradientSource):
     """Computes the gradients of this process's stages in micro-batches. Loss, norm and finiteness cover all stages.
 
     Attributes:
-      clock: records when actions begin and end, if set.
+      clock: records when actions begin and end.
     """
 
     model: StagedModel
@@ -51,7 +51,7 @@ class PipelinedGradients(GradientSource):
     messages: Recording
     has_local_time = False
 
-    def __init__(self, *args: Any, clock: ActionClock | None = None):
+    def __init__(self, *args: Any, clock: ActionClock = NO_CLOCK):
         super().__init__(*args)
         self.clock, self.keeps_gradients = clock, self.strategy.replicas == 1
         self.messages = Recording(self.strategy.pipeline_collectives)
@@ -82,7 +82,7 @@ class PipelinedGradients(GradientSource):
         ]
         stages = {number: _Stage(self, graph, micro_batches) for number, graph in self.model.stages.items()}
         process, compression = strategy.pipeline_rank, strategy.activation_compression
-        sums = run_schedule(strategy.schedule, process, stages, self.messages, self.clock, compression)
+        sums = Execution(strategy.schedule, process, stages, self.messages, self.clock, compression).run()
         gradients_by_id: dict[int, Gradient] = {}
         for number, stage in stages.items():
             stage_gradients = stage.gradients_of(sums.gradients[number])

@@ -31,21 +31,15 @@ class FileSystem(Storage):
 
     @contextlib.contextmanager
     def open(self, path: StoragePath) -> Iterator[StoredFile]:
-        descriptor = _open_regular_file(path, os.O_RDONLY)
-        try:
-            yield _StoredFile(descriptor)
-        finally:
-            os.close(descriptor)
+        with open(_open_regular_file(path, os.O_RDONLY), "rb", buffering=0) as file:
+            yield _OpenFile(file.fileno())
 
     @contextlib.contextmanager
     def create(self, path: StoragePath) -> Iterator[NewFile]:
         try:
-            descriptor = os.open(_local_path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try:
-                yield _NewFile(descriptor)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with open(_local_path(path), "xb", buffering=0) as file:
+                yield _OpenFile(file.fileno())
+                os.fsync(file.fileno())
         except OSError as error:  # errors of `write` and `fsync` have no path
             raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -134,7 +128,7 @@ class FileSystem(Storage):
             self.sync_directory(target.parent)
 
 
-class _StoredFile(StoredFile):
+class _OpenFile(StoredFile, NewFile):
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
 
@@ -144,11 +138,6 @@ class _StoredFile(StoredFile):
 
     def read_into(self, memory: memoryview, position: int) -> int:
         return os.preadv(self._descriptor, [memory], position)
-
-
-class _NewFile(NewFile):
-    def __init__(self, descriptor: int):
-        self._descriptor = descriptor
 
     def write(self, data: bytes | memoryview, position: int) -> None:
         _write(self._descriptor, data, position)

@@ -51,11 +51,6 @@ def test_what_rank_0_says_counts(tmp_path, write, on_ranks):
     assert Checkpoint.open(paths[0]).values == {"rank": 0}
 
 
-def test_one_checkpoint_at_least_is_kept(tmp_path, write):
-    with pytest.raises(ValueError, match="keep must be at least 1. Received: keep=0"):
-        write(tmp_path, SMALL, keep=0)
-
-
 def test_what_another_left_is_in_nobodys_way(tmp_path, write):
     for step in (1, 2):
         write(tmp_path, SMALL, step=step)

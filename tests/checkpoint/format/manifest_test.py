@@ -119,19 +119,8 @@ REFUSED = {
     f"{PART} file": ["/etc/passwd", "../shard-00000.safetensors", "shard-00001.safetensors", "manifest.json", "", None]
     + ["shard-00000.safetensors\n", "shard-00000.safetensors/", "./shard-00000.safetensors", "shard-٠٠٠٠٠.safetensors"],
     f"{PART} key": ["w", "b", "w[0:2,3:6]", "__metadata__", 7, None, "\ud800"],
-    f"{PART} offset": [
-        [0, 3],
-        [1, 0],
-        [0, 1],
-        [3, 0],
-        [-1, 0],
-        [0],
-        [0, 0, 0],
-        [HUGE, 0],
-        [2**63, 0],
-        None,
-        [0, False],
-    ],
+    f"{PART} offset": [[0, 3], [1, 0], [0, 1], [3, 0], [-1, 0], [0], [0, 0, 0], None]
+    + [[HUGE, 0], [2**63, 0], [0, False]],
     f"{PART} shape": [[2, 2], [2, 4], [3, 2], [0, 0], [-2, -3], [6], [1, 6], [HUGE, HUGE], [2, None], None],
     f"{PART} sha256": [[], ["0" * 64], ["0" * 63], ["x" * 64], [None], "0" * 64, None, ["0" * 64] * 2],
     f"{PART} more": [1],

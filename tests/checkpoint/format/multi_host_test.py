@@ -38,10 +38,8 @@ def written(tmp_path, write, on_ranks, replicated=lambda rank: [Part.full("w", W
         copies = {rank: shard_bytes(own(rank)) for rank in range(SIZE) if copy_holder(rank, HOSTS) == group.rank}
         first = any(host[0] == group.rank for host in HOSTS)
         over = HostPlacement(HOSTS, replicated(group.rank) if first else (), copies)
-        said = {"rank": group.rank}
-        return write(
-            place(tmp_path, group.rank), own(group.rank), group, placement=over, values=said, flags=said, **given
-        )
+        said, target = {"rank": group.rank}, place(tmp_path, group.rank)
+        return write(target, own(group.rank), group, placement=over, values=said, flags=said, **given)
 
     return on_ranks(SIZE, one)
 
@@ -131,9 +129,8 @@ def test_one_that_cannot_write_is_told_to_all(rank, tmp_path, write, on_ranks, m
 def test_only_the_newest_stay_on_every_host(tmp_path, write, on_ranks):
     for step in (10, 20, 30):
         written(tmp_path, write, on_ranks, step=step)
-    assert {tuple(path.name for path in newest(place(tmp_path, rank))) for rank in range(SIZE)} == {
-        ("step-000000030", "step-000000020")
-    }
+    kept = {tuple(path.name for path in newest(place(tmp_path, rank))) for rank in range(SIZE)}
+    assert kept == {("step-000000030", "step-000000020")}
 
 
 def test_all_that_is_said_has_the_deadline(tmp_path, write):

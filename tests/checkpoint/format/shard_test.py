@@ -63,9 +63,6 @@ def test_blocks_are_named_by_their_slices(tmp_path):
     assert found["w[2:4,0:3]"].tolist() == (values + 2).tolist()
     assert found.keys() == {"w[0:2,0:3]", "w[2:4,0:3]", "b"}
     assert [part.key for part in index.tensors["w"].parts] == ["w[0:2,0:3]", "w[2:4,0:3]"]
-
-
-def test_keys_are_one_blocks(tmp_path):
     with pytest.raises(ValueError, match="Parts must have unique keys. Received twice: a"):
         write_shard(tmp_path, 0, [Part.full(name, np.ones(2)) for name in "aba"])
 

@@ -148,18 +148,16 @@ def test_a_file_that_is_no_text_is_an_error(tmp_path):
 def test_labels_of_the_test_part_must_be_known(tmp_path):
     written(tmp_path, FLOWERS.replace("iris", "lily"), "test.csv")
     name = written(tmp_path, FLOWERS)
-    with pytest.raises(
-        InputError, match="occur in the training data. Received: 'lily' in column 'species' of .*test.csv"
-    ):
+    words = "occur in the training data. Received: 'lily' in column 'species' of .*test.csv"
+    with pytest.raises(InputError, match=words):
         load(f'{name}(label="species", test="{tmp_path}/test.csv")')
 
 
 def test_rows_know_their_lines(tmp_path):
     (tmp_path / "t.csv").write_text("a,label\n1,0\n,0\n\n3,1\n4,0\n5,1\n")
     found = load(f"csv:{tmp_path}/t.csv(label='label', drop_missing=True, validation_split=0.5)")
-    parts = [
-        (part.origins, part.fetch(range(part.size))[0].numpy()[:, 0].tolist()) for part in (found.train, found.test)
-    ]
+    both = found.train, found.test
+    parts = [(part.origins, part.fetch(range(part.size))[0].numpy()[:, 0].tolist()) for part in both]
     line_of = {1.0: 2, 3.0: 5, 4.0: 6, 5.0: 7}
     for origins, values in parts:
         assert origins.kind == "line" and origins.names == [line_of[value] for value in values]
@@ -205,11 +203,7 @@ def test_a_validation_split(tmp_path):
 
 @pytest.mark.parametrize(
     ("y", "classes", "names"),
-    [
-        (np.array(["b", "a"] * 5), 2, ("a", "b")),
-        (X[:, 0] / 3, None, ()),
-        (np.eye(10)[:, :4], None, ()),
-    ],
+    [(np.array(["b", "a"] * 5), 2, ("a", "b")), (X[:, 0] / 3, None, ()), (np.eye(10)[:, :4], None, ())],
 )
 def test_forms_of_labels(tmp_path, y, classes, names):
     found = load(saved(tmp_path, x=X, y=y))

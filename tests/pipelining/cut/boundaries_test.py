@@ -64,7 +64,7 @@ def test_all_models_are_cut_into_about_equal_stages(name):
     with keras_internals.deferred_weights():
         traced = trace_model(models.build(name, shape, classes))
     for by, rows in (("parameters", 0), ("memory", 1)):
-        cuts = [*(cut_at(*traced, [i]) for i in range(1, len(traced.graph.order))), cut_at(*traced, [])]
+        cuts = [*(cut_at(traced, [i]) for i in range(1, len(traced.graph.order))), cut_at(traced, [])]
         growing = [0, *(cost(cut, cut.stages[0], rows) for cut in cuts)]
         largest = max(after - before for before, after in itertools.pairwise(growing))
         for stages in (2, 3, 4):
@@ -136,9 +136,8 @@ def lowered(sparse: bool = False):
     mode = {"output_mode": "multi_hot", "sparse": True} if sparse else {}
     words = keras.layers.StringLookup(vocabulary=["a", "b"], name="words", **mode)
     after = [keras.layers.Dense(2, name="dense")] if sparse else [keras.layers.Embedding(3, 2, name="table")]
-    return keras.Sequential(
-        [keras.Input((1,), dtype="string"), lower, words, *after, keras.layers.Dense(2, name="last")]
-    )
+    last = keras.layers.Dense(2, name="last")
+    return keras.Sequential([keras.Input((1,), dtype="string"), lower, words, *after, last])
 
 
 def named(name):

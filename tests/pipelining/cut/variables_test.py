@@ -43,9 +43,8 @@ def test_a_variable_in_the_arguments_of_an_operation_is_shared():
     inputs = keras.Input((4,), dtype="int32")
     table = keras.layers.Embedding(5, 3, name="table")
     x = keras.layers.Dense(3, name="dense")(table(inputs))
-    model = keras.Model(
-        inputs, keras.ops.matmul(x, keras.layers.Lambda(lambda x: keras.ops.transpose(table.embeddings))(x))
-    )
+    transposed = keras.layers.Lambda(lambda x: keras.ops.transpose(table.embeddings))(x)
+    model = keras.Model(inputs, keras.ops.matmul(x, transposed))
     [(variable, stages)] = cut_model(model, "dense", 2).shared
     assert variable.path == "table/embeddings" and stages == (0, 1)
 
@@ -58,10 +57,10 @@ def test_state_belongs_to_the_stage_of_its_layer():
     model.unused.build((None, 1))
     first, last = cut_model(model, "norm", 2).stages
     assert len(first.variables.trainable) == 2
-    state = paths(first.variables.non_trainable)
+    state = paths(v for v in first.variables.all if not v.trainable)
     assert {"norm/moving_mean", "norm/moving_variance"} < set(state) and len(state) == 3  # and that of the dropout
     assert {"unused/kernel", "dense/kernel"} < set(paths(last.variables.all))
-    assert sum("seed" in path for path in paths(last.variables.non_trainable)) == 1
+    assert sum("seed" in path for path in paths(v for v in last.variables.all if not v.trainable)) == 1
 
 
 def test_frozen_layers_send_no_gradients():
@@ -69,7 +68,7 @@ def test_frozen_layers_send_no_gradients():
     model.get_layer("hidden_0").trainable = False
     stages = cut_model(model, "hidden_0,hidden_1", 3).stages
     assert [[crossing.has_gradient for crossing in stage.sent] for stage in stages] == [[False], [True], []]
-    assert not stages[0].variables.trainable and len(stages[0].variables.non_trainable) == 2
+    assert not stages[0].variables.trainable and len(stages[0].variables.all) == 2
 
 
 @pytest.mark.parametrize("name", ["cnn", "experts", "tied", "untied", "several", "nested", "sequential"])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.pipelining.schedules.arbitrary_schedules import computes_a_batch
 from tfdist.errors import InputError
-from tfdist.pipelining.schedule import FORWARD, Schedule
+from tfdist.pipelining.schedule import BACKWARD, FORWARD, WEIGHT_GRADIENT, Schedule
 from tfdist.pipelining.schedule_catalog import endless_order, make_schedule, pipedream, steady_state, steps_until_steady
 from tfdist.pipelining.timeline import Span, Timeline, simulate
 
@@ -22,7 +22,7 @@ def weight_versions(schedule: Schedule, *, vertical_sync: bool = False) -> dict[
         for action in row:
             if action.kind == FORWARD:
                 versions[action.stage, action.micro_batch] = updates[action.stage]
-            elif action.completes_backward:
+            elif action.kind in (BACKWARD, WEIGHT_GRADIENT):
                 updates[action.stage] += 1
     return {(v, m): versions[0, m] for v, m in versions} if vertical_sync else versions
 

@@ -1,15 +1,12 @@
 """Timelines: predicted ones start each action when what it needs is there; pictures have a box for each action."""
 
-import io
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.image import imread
 
 from tests.pipelining.schedules.arbitrary_schedules import any_schedules, durations
 from tfdist.pipelining.schedule_catalog import make_schedule
-from tfdist.pipelining.timeline import draw, png, simulate
+from tfdist.pipelining.timeline import draw, simulate
 
 
 @given(any_schedules(), st.data())
@@ -84,7 +81,3 @@ def test_chunks_and_parts_have_colors_of_their_own():
     ]
     colors = [{box.get_facecolor() for box in axes.patches} for axes in figure.axes]
     assert [len(found) for found in colors] == [5, 4], "two kinds of two chunks, and three kinds, besides idle time"
-
-
-def test_the_picture_is_a_png_file():
-    assert imread(io.BytesIO(png({"1f1b": timeline(forward=0.001, backward=0.002)}))).shape[1] == 1440

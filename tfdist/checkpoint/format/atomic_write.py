@@ -68,8 +68,7 @@ class _Writer:
             files.write(self._partial / shard_name(rank), data.data)
         numbered_parts = ((self._group.rank, parts), (self._group.size, self._placement.replicated_parts))
         index, replicated_index = (
-            dataclasses.asdict(write_shard(self._partial, number, shard_parts))
-            for number, shard_parts in numbered_parts
+            dataclasses.asdict(write_shard(self._partial, *numbered)) for numbered in numbered_parts
         )
         # Encoded here, because a failure in `exchange` would leave the other ranks waiting.
         self._text = json.dumps(self._metadata | {"own": index, "replicated": replicated_index})
@@ -163,8 +162,6 @@ def commit(
       CheckpointError: a rank failed; raised on every rank. Existing checkpoints are unchanged.
       PeerLostError: a rank is lost or did not call in time.
     """
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1. Received: keep={keep}.")
     home = path_of(directory)
     partial_path = checkpoint_directory.partial_path(home, step)
     final_path = home / checkpoint_directory.checkpoint_name(step)

@@ -50,7 +50,7 @@ def newest(directory: AnyPath) -> list[StoragePath]:
 
     They may be corrupted, which `Checkpoint.open` and reading detect.
     """
-    checkpoints = [(int(match[1]), path) for path, match in _matching_directories(path_of(directory), _COMPLETE_NAME)]
+    checkpoints = [(int(match[1]), path) for path, match in _matches(path_of(directory), _COMPLETE_NAME)]
     return [path for _, path in sorted(checkpoints, key=lambda item: (item[0], item[1].name), reverse=True)]
 
 
@@ -89,7 +89,7 @@ def _rename(path: StoragePath, name: str) -> StoragePath:
 
 def damaged_checkpoints(*directories: StoragePath) -> list[StoragePath]:
     """Returns the checkpoints that `set_aside` has renamed in the directories."""
-    return sorted(path for home in directories for path, _ in _matching_directories(home, _DAMAGED_NAME))
+    return sorted(path for home in directories for path, _ in _matches(home, _DAMAGED_NAME))
 
 
 def clean_partial(directory: AnyPath) -> None:
@@ -100,7 +100,7 @@ def clean_partial(directory: AnyPath) -> None:
     Raises:
       OSError: the directory cannot be read, or the last checkpoint cannot be renamed back.
     """
-    for path, match in _matching_directories(path_of(directory), _REMNANT_NAME):
+    for path, match in _matches(path_of(directory), _REMNANT_NAME):
         complete_path = path.with_name(match[1])
         storage = storage_of(path)
         if match[2] == "replaced" and not storage.exists(complete_path):
@@ -178,9 +178,8 @@ def _discard(path: StoragePath, is_complete: bool = False) -> None:
         _warn(path, error.strerror or str(error))
 
 
-def _matching_directories(
-    directory: StoragePath, pattern: re.Pattern[str]
-) -> Iterator[tuple[StoragePath, re.Match[str]]]:
+def _matches(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[tuple[StoragePath, re.Match[str]]]:
+    """Yields the directories in a directory whose names match a pattern."""
     storage = storage_of(directory)
     if storage.is_directory(directory):
         for entry in storage.entries(directory):

@@ -17,7 +17,6 @@ from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import AnyPath, StoragePath, path_of
 
 _MAX_THREADS = 8
-_Ranges = list[tuple[int, int]]
 
 
 class _Block(NamedTuple):
@@ -126,17 +125,16 @@ class Checkpoint:
         """
         tensor = self.tensors[name]
         tensor_shape = tensor.shape
-        fits = (
-            0 <= begin <= begin + size <= end for begin, size, end in zip(offset, shape, tensor_shape, strict=False)
-        )
+        fits = (0 <= begin <= begin + n <= end for begin, n, end in zip(offset, shape, tensor_shape, strict=False))
         if not len(offset) == len(shape) == len(tensor_shape) or not all(fits):
             raise ValueError(f"A block of {name} must be inside it. Received: {shape} at {offset} of {tensor_shape}.")
         values = np.empty(tuple(shape), tensor.numpy_dtype)
         blocks: list[_Block] = []
         copies: list[tuple[np.ndarray, np.ndarray]] = []
         for part in tensor.parts:
-            overlap = _overlap(part, offset, shape)
-            if overlap is None:
+            axes = zip(part.offset, part.shape, offset, shape, strict=True)  # of the stored block and of the read one
+            overlap = [(max(p, b), min(p + p_size, b + b_size)) for p, p_size, b, b_size in axes]
+            if any(end <= begin for begin, end in overlap):
                 continue
             target = destination = values[_slices(overlap, offset)]
             if target.shape != part.shape or not target.flags.c_contiguous:
@@ -166,11 +164,7 @@ class Checkpoint:
     def _check_file(self, file: str, blocks: Sequence[_Block]) -> None:
         path, positions = self.path / file, self._plans[file].positions
         with files.open_file(path) as stored_file:
-            pieces = [
-                piece
-                for block in blocks
-                for piece in files.pieces(positions[block.part.key], block.size, block.destination)
-            ]
+            pieces = [x for b in blocks for x in files.pieces(positions[b.part.key], b.size, b.destination)]
             try:
                 hashes = iter(files.read_hashed(stored_file, pieces, self._threads))
             except EOFError as error:
@@ -189,14 +183,7 @@ def _check_shard(path: StoragePath, plan: shard.ShardPlan) -> None:
             raise CorruptCheckpointError(path, "its header is not what was written")
 
 
-def _overlap(part: PartEntry, offset: Sequence[int], shape: Sequence[int]) -> _Ranges | None:
-    """Returns the overlap of a stored block and a block, as ranges along each axis; None if it is empty."""
-    axes = zip(part.offset, part.shape, offset, shape, strict=True)
-    ranges = [(max(p, b), min(p + p_size, b + b_size)) for p, p_size, b, b_size in axes]
-    return None if any(end <= begin for begin, end in ranges) else ranges
-
-
-def _slices(ranges: _Ranges, offset: Sequence[int]) -> tuple[Any, ...]:
+def _slices(ranges: Sequence[tuple[int, int]], offset: Sequence[int]) -> tuple[Any, ...]:
     """Returns the index of ranges in an array that begins at `offset`; selects a view even of a scalar."""
     return (..., *(slice(begin - origin, end - origin) for (begin, end), origin in zip(ranges, offset, strict=True)))
 

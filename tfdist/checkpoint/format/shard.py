@@ -99,12 +99,16 @@ def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Ind
     keys = [part.key for part in parts]
     if len(set(keys)) < len(keys):
         raise ValueError(f"Parts must have unique keys. Received twice: {max(keys, key=keys.count)}.")
-    file = shard_name(rank)
-    plan = _plan(_blocks(parts))
-    hashes = _write(directory / file, plan, parts)
+    file, plan = shard_name(rank), _plan(_blocks(parts))
+    sorted_parts = sorted(parts, key=lambda part: plan.positions[part.key])  # writing in file order is faster
+    with storage_of(directory).create(directory / file) as new_file:
+        new_file.write(plan.header, 0)
+        pieces = [x for p in sorted_parts for x in files.pieces(plan.positions[p.key], p.values.nbytes, p.values)]
+        hashes = iter(files.write_hashed(new_file, pieces, THREADS))
     indices = []
-    for part in parts:
-        entry = PartEntry(file, part.key, part.offset, part.values.shape, hashes[part.key])
+    for part in sorted_parts:
+        part_hashes = tuple(islice(hashes, files.piece_count(part.values.nbytes)))
+        entry = PartEntry(file, part.key, part.offset, part.values.shape, part_hashes)
         indices.append(Index({}, {part.name: TensorEntry(part.values.dtype.name, part.shape, (entry,))}))
     return Index({file: plan.size}, merge_indices(indices).tensors)
 
@@ -124,17 +128,3 @@ def shard_bytes(parts: Sequence[Part]) -> np.ndarray:
 
 def _blocks(parts: Sequence[Part]) -> dict[str, _Block]:
     return {part.key: _Block(part.values.dtype.name, part.values.shape, part.values.nbytes) for part in parts}
-
-
-def _write(path: StoragePath, plan: ShardPlan, parts: Sequence[Part]) -> dict[str, tuple[str, ...]]:
-    """Writes a file; returns the hashes of each block's pieces by key."""
-    sorted_parts = sorted(parts, key=lambda part: plan.positions[part.key])  # writing in file order is faster
-    with storage_of(path).create(path) as file:
-        file.write(plan.header, 0)
-        pieces = [
-            piece
-            for part in sorted_parts
-            for piece in files.pieces(plan.positions[part.key], part.values.nbytes, part.values)
-        ]
-        hashes = iter(files.write_hashed(file, pieces, THREADS))
-    return {part.key: tuple(islice(hashes, files.piece_count(part.values.nbytes))) for part in sorted_parts}
