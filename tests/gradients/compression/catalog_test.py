@@ -147,9 +147,6 @@ class Tenth(Codec):
     def decode(self, code, size):
         return tf.repeat(code[0], 10)[:size] + self._offset
 
-    def payload_bytes(self, size):
-        return 4 * -(-size // 10)
-
 class Exact(Sum):
     pass
 """

@@ -10,11 +10,6 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 
-def packed_length(size: int, bits: int) -> int:
-    """Returns the bytes needed for `size` numbers: `bits` per 8 numbers, rounded up; with 8 bits, one per number."""
-    return size if bits == 8 else -(-size // 8) * bits
-
-
 def pack_bits(numbers: tf.Tensor, bits: int) -> tf.Tensor:
     """Packs numbers into bytes.
 
@@ -23,7 +18,7 @@ def pack_bits(numbers: tf.Tensor, bits: int) -> tf.Tensor:
       bits: 1 to 8.
 
     Returns:
-      [packed_length(n, bits)] uint8.
+      uint8: `bits` bytes for 8 numbers each, rounded up; with 8 bits, [n].
     """
     if bits == 8:
         return numbers

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.gradients.compression.arguments import validate_integer
-from tfdist.gradients.compression.bit_packing import map_pieces, pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.bit_packing import map_pieces, pack_bits, unpack_bits
 from tfdist.gradients.compression.random_draws import rounding_noise
 from tfdist.gradients.compression.sparse_vector import peaks
 
@@ -72,10 +72,6 @@ class Codec(abc.ABC):
             total += self.decode([part[rank] for part in codes], size)
         return total
 
-    @abc.abstractmethod
-    def payload_bytes(self, size: int) -> int:
-        """Returns the bytes of the code of a vector of this length."""
-
 
 LARGEST_BLOCK = 2**20
 
@@ -130,9 +126,6 @@ class Blockwise(Codec):
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class. The scales of a block are finite if and only if the block is."""
         return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in code[::2]])
-
-    def payload_bytes(self, size: int) -> int:
-        return sum(4 * m + packed_length(m * k, self.bits) for m, k in self.block_shapes(size))
 
     def _pieces(self, code: Sequence[tf.Tensor], size: int) -> list[tf.Tensor]:
         pieces: list[tf.Tensor] = []

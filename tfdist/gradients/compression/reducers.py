@@ -9,7 +9,7 @@ import functools
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -140,11 +140,6 @@ class CodecCompiler:
         packing = self.packing(size, wire)
         return self._function(self._sum, size, packing)(packing.views(packed, replicas))
 
-    def decode(self, packed: tf.Tensor, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the vector [size] float32 of one replica's packed code, and its check [1] float32."""
-        packing = self.packing(size, wire)
-        return self._function(self._decode, size, packing)(packing.views(packed, 1))
-
     def _encode(self, size: int, packing: Packing, vector: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         x = tf.cast(vector, tf.float32)
         code = self._codec.encode(x, seed)
@@ -158,22 +153,14 @@ class CodecCompiler:
         *codes, checks = packing.take(views)
         return self._codec.sum(codes, size), tf.reshape(checks, [-1])
 
-    def _decode(self, size: int, packing: Packing, views: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        *code, check = [part[0] for part in packing.take(views)]
-        return self._codec.decode(code, size), check
-
     def _function(
         self, method: Callable[..., Any], size: int, *static: Any, compiles: bool | None = None
     ) -> Callable[..., Any]:
         key = (method.__name__, size, *static)
         if key not in self._functions:
             function = functools.partial(method, size, *static)
-            is_compiled = self._codec.compiles if compiles is None else compiles
-            self._functions[key] = (
-                tf.function(function, jit_compile=True, autograph=False)
-                if is_compiled and size >= _MIN_COMPILED_SIZE
-                else function
-            )
+            is_compiled = (self._codec.compiles if compiles is None else compiles) and size >= _MIN_COMPILED_SIZE
+            self._functions[key] = tf.function(function, jit_compile=True, autograph=False) if is_compiled else function
         return self._functions[key]
 
 
@@ -191,22 +178,6 @@ def seed_of(name: str, draws: Any, rank: Any) -> tf.Tensor:
 def finiteness_flag(x: tf.Tensor) -> tf.Tensor:
     """Returns a scalar float32 for a witness: 0 if x is finite, else NaN, so sums of flags never overflow."""
     return tf.where(tf.reduce_all(tf.math.is_finite(x)), 0.0, float("nan"))
-
-
-class ReducedVector(NamedTuple):
-    """The result of reducing one vector; see `ReductionResult`.
-
-    Attributes:
-      total: [n] float32.
-      sent: [n] float32.
-      state: the new state, in the order of `vector_state`.
-      witness: see `ReductionResult.witnesses`.
-    """
-
-    total: tf.Tensor
-    sent: tf.Tensor
-    state: list[tf.Tensor]
-    witness: tf.Tensor
 
 
 class Vectorwise(Reducer):
@@ -231,10 +202,8 @@ class Vectorwise(Reducer):
             reduction = ReductionResult([tensor], [tensor], tensor_state, [])
             if tensor.shape.num_elements():
                 x = tf.reshape(tf.cast(tensor, tf.float32), [-1])
-                total, sent, new_state, witness = self.reduce_vector(x, tensor_state, collectives, name=f"{name}/{i}")
-                reduction = ReductionResult(
-                    [reshape_like(total, tensor)], [reshape_like(sent, tensor)], new_state, [witness]
-                )
+                [total], [sent], *others = self.reduce_vector(x, tensor_state, collectives, name=f"{name}/{i}")
+                reduction = ReductionResult([reshape_like(total, tensor)], [reshape_like(sent, tensor)], *others)
             for values, new_values in zip(result, reduction, strict=True):
                 values += new_values
         return result
@@ -249,8 +218,8 @@ class Vectorwise(Reducer):
     @abc.abstractmethod
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
-        """Sums a vector over replicas.
+    ) -> ReductionResult:
+        """Sums a vector over replicas; `totals` and `sent` are [n] float32.
 
         Args:
           x: [n] float32, n static and at least 1.
@@ -260,7 +229,32 @@ class Vectorwise(Reducer):
         """
 
 
-class AllGatherReducer(Vectorwise):
+class Stochastic(Vectorwise):
+    """A reducer whose state is the number of draws, if it is randomized.
+
+    Attributes:
+      draws_alike: whether draws are equal on all replicas.
+    """
+
+    randomized = True
+    draws_alike: bool = True
+
+    def reduce_vector(
+        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> ReductionResult:
+        rank = 0 if self.draws_alike else collectives.rank
+        seed = seed_of(name, state[0], rank) if state else tf.zeros([2], tf.int32)
+        total, sent, witness = self.sum_vector(x, seed, collectives, name=name)
+        return ReductionResult([total], [sent], [draws + 1 for draws in state], [witness])
+
+    @abc.abstractmethod
+    def sum_vector(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Sums a vector over replicas, see `reduce_vector`; returns total, sent and witness. `seed` is [2] int32."""
+
+
+class AllGatherReducer(Stochastic):
     """Sums vectors by sending each replica's code to all others: for a code of c bytes, each receives c (N - 1) bytes.
 
     The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.
@@ -269,29 +263,22 @@ class AllGatherReducer(Vectorwise):
       coder: packs and decodes the codes.
     """
 
+    draws_alike = False
+
     def __init__(self, codec: Codec):
         self._codec = codec
         self.coder = CodecCompiler(codec)
         self.biased, self.randomized = codec.biased, codec.randomized
         self.experimental = codec.experimental
 
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
-        seed = seed_of(name, state[0], collectives.rank) if state else tf.zeros([2], tf.int32)
-        total, sent, checks = self._sum(x, seed, collectives, name)
-        return ReducedVector(total, sent, [draws + 1 for draws in state], checks)
-
-    def _sum(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
+    def sum_vector(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the sum, this replica's contribution to it, and the checks of all replicas."""
         size, wire = x.shape[0], collectives.wire
         packed = self.coder.encode(x, seed, wire)
         [codes] = collectives.all_gather([packed], name=name)
         total, checks = self.coder.sum(codes, collectives.size, size, wire)
-        local_value, _ = self.coder.decode(packed, size, wire)
-        return total, local_value, checks
+        return total, self.coder.sum(packed, 1, size, wire)[0], checks
 
 
 # The reduce-scatter reducer: each replica sums one share of the vector and encodes the sum for the others.
@@ -306,12 +293,12 @@ _GRAIN = 16
 class ReduceScatterReducer(AllGatherReducer):
     """Sums vectors by reduce-scatter where that sends less: for more than 2 replicas, with a native all-to-all."""
 
-    def _sum(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
+    def sum_vector(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         replicas, wire, coder = collectives.size, collectives.wire, self.coder
         if replicas <= 2 or not wire.native_all_to_all:
-            return super()._sum(x, seed, collectives, name)
+            return super().sum_vector(x, seed, collectives, name=name)
         size = x.shape[0]
         share = -(-size // (replicas * _GRAIN)) * _GRAIN
         shares = tf.reshape(tf.pad(x, [[0, replicas * share - size]]), [replicas, share])
@@ -323,39 +310,13 @@ class ReduceScatterReducer(AllGatherReducer):
         total_code = coder.encode(total, fold_in(seed, replicas), wire)
         [total_codes] = collectives.all_gather([total_code], name=f"{name}/sums")
         sums = tf.reshape(total_codes, [replicas, -1])
-        totals, checks = zip(*(coder.decode(sums[rank], share, wire) for rank in range(replicas)), strict=True)
-        second_error = coder.decode(total_code, share, wire)[0] - total
+        totals, checks = zip(*(coder.sum(sums[rank], 1, share, wire) for rank in range(replicas)), strict=True)
+        second_error = coder.sum(total_code, 1, share, wire)[0] - total
         owner = tf.one_hot(collectives.rank, replicas, dtype=tf.float32)
-        sent = [coder.decode(packed[rank], share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
+        sent = [coder.sum(packed[rank], 1, share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
         return tf.concat(totals, axis=0)[:size], tf.concat(sent, axis=0)[:size], tf.concat(checks, axis=0)
 
 
 def reducer_for(codec: Codec) -> Reducer:
     """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, otherwise all-gather."""
     return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
-
-
-class Stochastic(Vectorwise):
-    """Base class of randomized reducers whose draws are equal on all replicas."""
-
-    randomized = True
-
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
-        [draws] = state
-        total, sent, witness = self.reduce_with_seed(x, seed_of(name, draws, 0), collectives, name=name)
-        return ReducedVector(total, sent, [draws + 1], witness)
-
-    @abc.abstractmethod
-    def reduce_with_seed(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Sums a vector over replicas; returns `total`, `sent` and `witness` of a `ReducedVector`.
-
-        Args:
-          x: [n] float32, n static and at least 1.
-          seed: [2] int32, the same on all replicas.
-          collectives: collectives of the replica.
-          name: names the messages.
-        """

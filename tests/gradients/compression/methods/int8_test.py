@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tests.gradients.compression.reducers import coded
+from tests.gradients.compression.reducers import code_bytes, coded
 from tfdist.gradients.compression.methods.quantization import Int8
 
 MAX_FLOAT = float(np.float32(3.4e38))
@@ -64,6 +64,6 @@ def test_the_last_block_has_noise_of_its_own():
 
 
 def test_cost():
-    assert Int8().payload_bytes(8_388_608) == 8_388_608 + 4 * 32768
-    assert Int8(bits=4, block=64).payload_bytes(640) == 320 + 4 * 10
-    assert Int8(bits=3).payload_bytes(256 + 1) == 3 * 32 + 4 + 3 + 4
+    assert code_bytes(Int8(), 8_388_608) == 8_388_608 + 4 * 32768
+    assert code_bytes(Int8(bits=4, block=64), 640) == 320 + 4 * 10
+    assert code_bytes(Int8(bits=3), 256 + 1) == 3 * 32 + 4 + 3 + 4

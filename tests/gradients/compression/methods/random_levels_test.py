@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tests.gradients.compression.reducers import coded
+from tests.gradients.compression.reducers import code_bytes, coded
 from tfdist.gradients.compression.methods.quantization import QSGD, TernGrad
 
 
@@ -49,7 +49,7 @@ def test_mean_and_variance_of_qsgd(levels):
     ("levels", "bits"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (15, 5), (63, 7), (64, 8), (127, 8)]
 )
 def test_cost_of_qsgd(levels, bits):
-    assert QSGD(levels=levels, block=128).payload_bytes(1280) == 160 * bits + 4 * 10
+    assert code_bytes(QSGD(levels=levels, block=128), 1280) == 160 * bits + 4 * 10
 
 
 @settings(deadline=None, max_examples=60)
@@ -89,5 +89,5 @@ def test_clipping_makes_the_scale_small_and_the_code_biased():
 
 
 def test_terngrad_sends_two_bits_an_element():
-    assert TernGrad().payload_bytes(8_388_608) == 8_388_608 // 4 + 4
-    assert TernGrad(clip=1).payload_bytes(1) == 2 + 4
+    assert code_bytes(TernGrad(), 8_388_608) == 8_388_608 // 4 + 4
+    assert code_bytes(TernGrad(clip=1), 1) == 2 + 4

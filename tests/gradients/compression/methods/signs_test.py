@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.collectives import threads
-from tests.gradients.compression.reducers import coded, reduced
+from tests.gradients.compression.reducers import code_bytes, coded, reduced
 from tfdist.collectives import Recording
 from tfdist.gradients.compression.methods.quantization import OneBit, SignSGD
 
@@ -29,8 +29,8 @@ def test_onebit_sends_signs_and_mean_magnitudes(x):
 
 
 def test_onebit_sends_a_bit_an_element_and_a_magnitude_a_block():
-    assert OneBit().payload_bytes(8_388_608) == 8_388_608 // 8 + 4 * 32768
-    assert OneBit(block=64).payload_bytes(65) == 8 + 4 + 1 + 4
+    assert code_bytes(OneBit(), 8_388_608) == 8_388_608 // 8 + 4 * 32768
+    assert code_bytes(OneBit(block=64), 65) == 8 + 4 + 1 + 4
     assert OneBit().biased
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError, is_integer
 from tfdist.gradients.bucket import Bucketed
@@ -67,11 +66,6 @@ class PowerSGD(Reducer):
         factors = self._rank * (size + columns * columns) * _compute_dtype(spec.dtype).size
         return factors >= size * columns * spec.dtype.size
 
-    def payload_bytes(self, specs: Sequence[tf.TensorSpec]) -> int:
-        """Returns the bytes that a replica passes in for tensors of these static shapes and dtypes, without a codec."""
-        parts = [part for message in self._messages(specs) for part in message]
-        return sum(map(tensor_bytes, parts))
-
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class. Returns the state of each matrix, Q as rows, then those of the two messages."""
         factor_states = [self._factor_state(spec) for spec in specs if not self.is_exact(spec)]
@@ -88,7 +82,8 @@ class PowerSGD(Reducer):
         )
         names = [f"{name}/{i}" for i in lossy_indices]
 
-        xs = [_matrix(tensors[i]) for i in lossy_indices]
+        wide = [tf.cast(tensors[i], _compute_dtype(tensors[i].dtype)) for i in lossy_indices]
+        xs = [tf.reshape(x, [-1, x.shape[-1]]) for x in wide]
         products = [run_with_xla(_matmul_transposed, x, q) for x, q in zip(xs, previous_qs, strict=True)]
         first_message = [*products, *(tensors[i] for i in exact_indices)]
         first = self._factors.reduce(first_message, first_state, collectives, name=f"{name}/p")
@@ -145,10 +140,6 @@ def _orthonormalize_columns(columns: tf.Tensor) -> tf.Tensor:
 
 def _matmul_transposed(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.matmul(a, b, transpose_b=True)
-
-
-def _matrix(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tf.cast(tensor, _compute_dtype(tensor.dtype)), [-1, tensor.shape[-1]])
 
 
 def _compute_dtype(dtype: tf.DType) -> tf.DType:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import validate_flag, validate_integer, validate_positive
-from tfdist.gradients.compression.bit_packing import pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.bit_packing import pack_bits, unpack_bits
 from tfdist.gradients.compression.codec import Blockwise, Codec
 from tfdist.gradients.compression.random_draws import divide_or_zero, round_to_uint8
 from tfdist.gradients.compression.reducers import AllGatherReducer
@@ -226,6 +226,3 @@ class _Votes(Codec):
         return tf.concat(
             [tf.cast(tf.sign(replicas - 2 * negative_votes), tf.float32) for negative_votes in votes], axis=0
         )
-
-    def payload_bytes(self, size: int) -> int:
-        return packed_length(size, 1)

@@ -35,7 +35,7 @@ class _Projection(Stochastic):
         self._unbiased = validate_flag(self.name, "unbiased", unbiased)
         self.biased = not unbiased
 
-    def reduce_with_seed(
+    def sum_vector(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         k = selection_size(self._ratio, x.shape[0])
@@ -167,7 +167,7 @@ class Sketch(Stochastic):
         self._rows = validate_integer("sketch", "rows", rows, 1, 99)
         self._k = validate_integer("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
 
-    def reduce_with_seed(
+    def sum_vector(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. Sends two messages, or one if the vector is short."""
