@@ -218,10 +218,8 @@ class SparseRows(Reducer):
 
     def _sends_rows(self, slices: tf.IndexedSlices, collectives: Collectives, index: int) -> bool:
         """Returns whether to send rows. Logs the choice once per tensor."""
-        if not _has_static_rows(slices):
-            return False
         is_sparse = rows_send_less(slices, collectives)
-        if index not in self._logged_indices:
+        if _has_static_rows(slices) and index not in self._logged_indices:
             self._logged_indices.add(index)
             name = self._names[index] if self._names else f"tensor {index}"
             message = "The gradient of %s is sent %s: its rows are %d bytes, the dense tensor is %d."

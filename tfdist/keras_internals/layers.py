@@ -21,7 +21,7 @@ from keras.src.initializers import random_initializers
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.ops import random_ops_util
 
-from tfdist.keras_internals.patching import Context, patched
+from tfdist.keras_internals.patching import Context, context_value, patched
 
 
 def path_of(layer: keras.Layer) -> str:
@@ -212,18 +212,13 @@ _DRAW_FUNCTIONS = (*_STATEFUL, *(f"stateless_{name}" for name in (*_STATEFUL, "b
 _source: contextvars.ContextVar["_KeyedSource | None"] = contextvars.ContextVar("random numbers", default=None)
 
 
-@contextlib.contextmanager
-def random_key_scope(key: tf.Tensor, seeded_ids: frozenset[int]) -> Iterator[None]:
+def random_key_scope(key: tf.Tensor, seeded_ids: frozenset[int]) -> Context:
     """Context in which random numbers depend only on a key, [2] int32, and on the number of preceding draws.
 
     Generators whose states have `seeded_ids` are already seeded per replica.
     """
     _install_wrappers()
-    token = _source.set(_KeyedSource(key, seeded_ids))
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return context_value(_source, _KeyedSource(key, seeded_ids))
 
 
 class _KeyedSource:

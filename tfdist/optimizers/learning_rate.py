@@ -1,6 +1,5 @@
 """The learning rate as a pure function of batch size and step: scaling, warmup and decay."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -44,55 +43,32 @@ class RunProgress(NamedTuple):
     progress: tf.Tensor
 
 
-@functools.singledispatch
 def decay_factor(decay: Decay, position: RunProgress) -> tf.Tensor | float:
     """Returns the learning rate at a step as a fraction of the peak; `decay` is one of `tfdist.config.decay`."""
+    progress, dtype = position.progress, position.progress.dtype
+    match decay:
+        case NoDecay() | Plateau() | CustomDecay():  # `Plateau` changes the rate after evaluations, not by step
+            return 1.0
+        case Cosine():
+            return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * progress))
+        case Linear():
+            return 1 - (1 - decay.to) * progress
+        case Polynomial():
+            return decay.to + (1 - decay.to) * (1 - progress) ** decay.power
+        case Exponential():
+            steps_done = ops.cast(ops.maximum(position.steps_after_warmup, 0), dtype)
+            return decay.factor ** (steps_done / decay.every if decay.every else progress)
+        case Step():
+            return decay.factor ** ops.cast(ops.floor_divide(position.step, decay.every), dtype)
+        case CosineRestarts():
+            cycle, fraction = _cycle(decay, ops.maximum(position.steps_after_warmup, 0), dtype)
+            return decay.to + (1 - decay.to) * decay.m_mul**cycle * 0.5 * (1 + ops.cos(math.pi * fraction))
+        case OneCycle():
+            first = 1 / decay.div_factor
+            last = first / decay.final_div_factor
+            rise, fall = _rise_and_fall(decay, progress)
+            return ops.where(progress < decay.pct_start, first + (1 - first) * rise, 1 + (last - 1) * fall)
     raise TypeError(f"No rule for {decay!r}.")
-
-
-@decay_factor.register(NoDecay)
-@decay_factor.register(Plateau)  # changes the rate after evaluations, not by step
-@decay_factor.register(CustomDecay)
-def _(decay: Decay, position: RunProgress) -> float:
-    return 1.0
-
-
-@decay_factor.register
-def _(decay: Cosine, position: RunProgress) -> tf.Tensor:
-    return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * position.progress))
-
-
-@decay_factor.register
-def _(decay: Linear, position: RunProgress) -> tf.Tensor:
-    return 1 - (1 - decay.to) * position.progress
-
-
-@decay_factor.register
-def _(decay: Polynomial, position: RunProgress) -> tf.Tensor:
-    return decay.to + (1 - decay.to) * (1 - position.progress) ** decay.power
-
-
-@decay_factor.register
-def _(decay: Exponential, position: RunProgress) -> tf.Tensor:
-    steps_done = ops.cast(ops.maximum(position.steps_after_warmup, 0), position.progress.dtype)
-    return decay.factor ** (steps_done / decay.every if decay.every else position.progress)
-
-
-@decay_factor.register
-def _(decay: Step, position: RunProgress) -> tf.Tensor:
-    return decay.factor ** ops.cast(ops.floor_divide(position.step, decay.every), position.progress.dtype)
-
-
-@decay_factor.register
-def _(decay: CosineRestarts, position: RunProgress) -> tf.Tensor:
-    dtype = position.progress.dtype
-    steps_done = ops.maximum(position.steps_after_warmup, 0)
-    if decay.t_mul == 1:
-        cycle = ops.cast(ops.floor_divide(steps_done, decay.first), dtype)
-        fraction = ops.cast(ops.mod(steps_done, decay.first), dtype) / decay.first
-    else:
-        cycle, fraction = _cycle(decay, steps_done, dtype)
-    return decay.to + (1 - decay.to) * decay.m_mul**cycle * 0.5 * (1 + ops.cos(math.pi * fraction))
 
 
 def _cycle(decay: CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -100,6 +76,9 @@ def _cycle(decay: CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf
 
     Cycles are found by comparing integers: the logarithm in Keras's `CosineDecayRestarts` is inexact at their boundaries.
     """
+    if decay.t_mul == 1:
+        cycle = ops.cast(ops.floor_divide(steps_done, decay.first), dtype)
+        return cycle, ops.cast(ops.mod(steps_done, decay.first), dtype) / decay.first
     cycle_start, length = 0.0, float(decay.first)
     cycle, start, steps = (ops.cast(number, dtype) for number in (0, 0, decay.first))
     while (cycle_start := cycle_start + length) < _LAST_START:
@@ -108,21 +87,6 @@ def _cycle(decay: CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf
         cycle += ops.cast(has_started, dtype)
         start, steps = ops.where(has_started, cycle_start, start), ops.where(has_started, length, steps)
     return cycle, (ops.cast(steps_done, dtype) - start) / steps
-
-
-@decay_factor.register
-def _(decay: OneCycle, position: RunProgress) -> tf.Tensor:
-    first = 1 / decay.div_factor
-    last = first / decay.final_div_factor
-    rise, fall = _rise_and_fall(decay, position.progress)
-    return ops.where(position.progress < decay.pct_start, first + (1 - first) * rise, 1 + (last - 1) * fall)
-
-
-def momentum(decay: OneCycle, progress: tf.Tensor) -> tf.Tensor:
-    """Returns the momentum of the one-cycle policy at `RunProgress.progress`."""
-    low, high = decay.base_momentum, decay.max_momentum
-    rise, fall = _rise_and_fall(decay, progress)
-    return ops.where(progress < decay.pct_start, high + (low - high) * rise, low + (high - low) * fall)
 
 
 def _rise_and_fall(decay: OneCycle, progress: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -269,7 +233,9 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
     def momentum(self, step: Any) -> tf.Tensor:
         """Returns the momentum of a step, like `__call__`; defined only if `cycles_momentum`."""
         assert isinstance(self._decay, OneCycle)
-        return momentum(self._decay, self._position(step).progress)
+        low, high, progress = self._decay.base_momentum, self._decay.max_momentum, self._position(step).progress
+        rise, fall = _rise_and_fall(self._decay, progress)
+        return ops.where(progress < self._decay.pct_start, high + (low - high) * rise, low + (high - low) * fall)
 
     def _position(self, step: Any) -> RunProgress:
         step = ops.cast(step, "int64")

@@ -285,14 +285,11 @@ class EmbeddingTables:
     def _record_ids(self, batch: Any) -> list[tf.Tensor]:
         """Runs a forward pass to determine the ids, by table."""
         ids_by_table: dict[int, list[tf.Tensor]] = {number: [] for number in self.numbers}
-        token = _ids_by_table.set(ids_by_table)
-        try:
-            batch = batch.batch if isinstance(batch, ReplicaRows) else batch
-            x, *_ = keras.utils.unpack_x_y_sample_weight(batch)
-            with using(OneReplica()), keras.StatelessScope():  # discards the layers' assignments
-                self._model(x, training=True)
-        finally:
-            _ids_by_table.reset(token)
+        batch = batch.batch if isinstance(batch, ReplicaRows) else batch
+        x, *_ = keras.utils.unpack_x_y_sample_weight(batch)
+        recording = keras_internals.context_value(_ids_by_table, ids_by_table)
+        with recording, using(OneReplica()), keras.StatelessScope():  # discards the layers' assignments
+            self._model(x, training=True)
         return [tf.concat([tf.zeros([0], tf.int64), *ids_by_table[number]], 0) for number in self.numbers]
 
     def _lookup(self, number: int, layer: Any, inputs: Any) -> Any:

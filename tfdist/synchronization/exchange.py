@@ -70,9 +70,9 @@ class GlobalWeights:
         """Assigns values that are equal on all replicas. In a replica function."""
         assign(self.copies, values)
 
-    def take_weights(self, weights: Sequence[keras.Variable]) -> None:
+    def take_weights(self) -> None:
         """Assigns the replicas' weights, which must be equal on all replicas. In a replica function."""
-        self.assign(read_variables(weights))
+        self.assign(read_variables(self._weights))
 
     def update(self, changes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Updates the global weights and returns them. In a replica function.
@@ -192,7 +192,7 @@ class Exchange:
         self.recording: Recording | None = None
         self._strategy, self._name, self._mixing = strategy, name, mixing
         self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
-        self._initial_slots = InitialState(optimizer) if optimizer_state == "reset" else None
+        self._initial_slots = initial_slot_function(optimizer) if optimizer_state == "reset" else None
         self._statistics = list(statistics)
         specs = tensor_specs(weights)
         self.reduction = Reduction(create_reducer(specs), specs, store, f"{name}/")
@@ -209,7 +209,7 @@ class Exchange:
 
     def take_weights(self) -> None:
         """Assigns the weights, which are equal on all replicas, to the global weights."""
-        self.global_weights.take_weights(self.weights)
+        self.global_weights.take_weights()
         self._rows_sent.assign(tf.convert_to_tensor(self.all_rows))
 
     def run(self, expected_rows: tf.Tensor) -> ExchangeResult:
@@ -261,7 +261,7 @@ class Exchange:
     def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
         """Returns the optimizer's new state, unless it stays local, and the averaged statistics. In a replica function."""
         if self._initial_slots is not None:
-            slots = self._initial_slots.tensors()
+            slots = self._initial_slots()
         else:
             slots = read_variables(self._slots)
             slots = weighted_mean(slots, rows, all_rows, collectives) if slots else []
@@ -335,29 +335,23 @@ def replica_mean(
     return TemporaryValues(variables, strategy, means, values_differ=lambda: strategy.replicas > 1)
 
 
-class InitialState:
-    """The initial state of an optimizer, for resets; memory: one number per variable."""
+def initial_slot_function(optimizer: keras.Optimizer) -> Callable[[], list[tf.Tensor]]:
+    """Returns a replica function that returns the initial `keras_internals.slots` of a built optimizer, for resets.
 
-    def __init__(self, optimizer: keras.Optimizer):
-        """Stores the values of a built optimizer before the first update.
+    Memory: one number per variable.
 
-        Raises:
-          InputError: the initial state is not constant, or has already changed.
-        """
-        self._slots = keras_internals.slots(optimizer)
-        values = keras_internals.initial_slot_values(optimizer)
-        if values is None:
-            raise InputError(
-                "The optimizer's state, which is reset, must begin at constants. Received: "
-                f"{type(optimizer).__name__}, whose state begins as a copy of the weights, at other values, or has "
-                "already been updated. Use a new optimizer, such as AdamW, or a sync that does not reset it."
-            )
-        self._values = values
-
-    def tensors(self) -> list[tf.Tensor]:
-        """Returns the values of `keras_internals.slots` of the optimizer. In a replica function."""
-        pairs = zip(self._slots, self._values, strict=True)
-        return [tf.fill(slot.shape, tf.cast(number, slot.dtype)) for slot, number in pairs]
+    Raises:
+      InputError: the initial state is not constant, or has already changed.
+    """
+    slots, values = keras_internals.slots(optimizer), keras_internals.initial_slot_values(optimizer)
+    if values is None:
+        raise InputError(
+            "The optimizer's state, which is reset, must begin at constants. Received: "
+            f"{type(optimizer).__name__}, whose state begins as a copy of the weights, at other values, or has "
+            "already been updated. Use a new optimizer, such as AdamW, or a sync that does not reset it."
+        )
+    pairs = list(zip(slots, values, strict=True))
+    return lambda: [tf.fill(slot.shape, tf.cast(number, slot.dtype)) for slot, number in pairs]
 
 
 def square_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -28,7 +28,7 @@ from tfdist.step.settings import Settings, named_specs
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.exchange import GlobalWeights, InitialState
+from tfdist.synchronization.exchange import CreateReducer, GlobalWeights, initial_slot_function
 from tfdist.synchronization.interface import WeightSynchronizer
 
 
@@ -91,7 +91,7 @@ class RoundState:
         self.recording: Recording | None = None
         self._optimizer = inner_optimizer(model.optimizer)
         self._slots = keras_internals.slots(self._optimizer)
-        self._initial_slots = InitialState(self._optimizer)
+        self._initial_slots = initial_slot_function(self._optimizer)
         self.weights = list(model.trainable_variables)
         self.statistics = [*keras_internals.moving_statistics(model), *randomness.counters(model)]
         self.global_weights = GlobalWeights(model.trainable_variables, strategy, outer)
@@ -107,10 +107,9 @@ class RoundState:
             total.assign(tf.zeros(total.shape, total.dtype))
         assign(self._initial_statistics, [statistic.value for statistic in self.statistics])
 
-    def begin_client(self) -> None:
-        """Assigns the global weights and statistics, and resets the optimizer."""
-        self._assign_weights(self.global_weights.values(), 0)
-        self._assign_statistics(self._initial_statistics)
+    def reset(self, updates: tf.Tensor | int = 0) -> None:
+        """Assigns the global weights and statistics, and resets the optimizer, with this number of updates."""
+        self._assign(self.global_weights.values(), self._initial_statistics, updates)
 
     def end_client(self, examples: tf.Tensor) -> None:
         """Adds the changes of a client with this number of examples."""
@@ -155,29 +154,16 @@ class RoundState:
         """Updates the global weights and all state after round `number`."""
         weights = self.global_weights.update(result.change)
         # The number of rounds done becomes the optimizer's number of updates.
-        self._assign_weights(weights, number + 1)
-        self._assign_statistics(result.statistics)
+        self._assign(weights, result.statistics, number + 1)
         self._reduction.assign(result.reducer_state)
 
-    def undo(self, number: tf.Tensor) -> None:
-        """Restores the state before round `number`."""
-        self._assign_weights(self.global_weights.values(), number)
-        self._assign_statistics(self._initial_statistics)
-
-    def take_weights(self) -> None:
-        """Assigns the model's weights, which are equal on all replicas, to the global weights."""
-        self.global_weights.take_weights(self.weights)
-
-    def _assign_statistics(self, values: Sequence[tf.Tensor | tf.Variable]) -> None:
-        with self._strategy.own_copies(self.statistics):
-            assign(self.statistics, [tf.convert_to_tensor(value) for value in values])
-
-    def _assign_weights(self, values: Sequence[tf.Tensor], updates: tf.Tensor | int) -> None:
-        """Assigns weights and a number of updates, and resets the optimizer's state."""
+    def _assign(
+        self, weights: Sequence[tf.Tensor], statistics: Sequence[tf.Tensor | tf.Variable], updates: tf.Tensor | int
+    ) -> None:
         count = self._optimizer.iterations
-        with self._strategy.own_copies([*self.weights, *self._slots, count]):
-            assign(self.weights, values)
-            assign(self._slots, self._initial_slots.tensors())
+        variables = [*self.weights, *self._slots, *self.statistics]
+        with self._strategy.own_copies([*variables, count]):
+            assign(variables, [*weights, *self._initial_slots(), *map(tf.convert_to_tensor, statistics)])
             count.assign(tf.cast(updates, count.dtype))
 
 
@@ -226,11 +212,6 @@ class ClientGradients(GradientSource):
         )
 
 
-def round_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
-    """Returns the specs of an exchange's message: a change per variable, and the counts."""
-    return named_specs(weights, *(f"exchange/{name}" for name in Counts._fields))
-
-
 def _divide_by_examples(totals: Sequence[tf.Variable], examples: float) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in totals]
 
@@ -247,7 +228,7 @@ class RoundLoop:
     def run(self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         """Runs rounds, up to one that is not finite; see `compile_loop`."""
         # A program or a callback may have assigned weights since the last call.
-        self._strategy.run(self._state.take_weights)
+        self._strategy.run(self._state.global_weights.take_weights)
 
         def run_round(index: tf.Tensor, _: Any) -> tuple[list[tf.Tensor], LoopReport]:
             report, [loss, finite, norm] = self._round(iterator, first_step + tf.cast(index, tf.int64))
@@ -273,7 +254,7 @@ class RoundLoop:
             agree_on_plan(strategy.peers, state.recording.calls)
             self._plan_checked = True
         loss, finite, norm = (strategy.local(value)[0] for value in (result.loss, result.finite, result.norm))
-        run_if(finite, lambda: strategy.run(state.apply, result, number), lambda: strategy.run(state.undo, number))
+        run_if(finite, lambda: strategy.run(state.apply, result, number), lambda: strategy.run(state.reset, number))
         return report, [loss, finite, norm]
 
     def _local_steps(self, iterator: Iterator[Any], number: tf.Tensor) -> LoopReport:
@@ -285,13 +266,10 @@ class RoundLoop:
             assert isinstance(turn, ReplicaTurn)
             with _schedule_scope(self._step.optimizer, number):
                 result = strategy.run(self._train, turn, number)
-            wait_seconds, compute_seconds = (
-                strategy.local(result.arrival_time)[0] - start_time,
-                tf.stack(strategy.local(result.compute_seconds)),
-            )
-            return tf.logical_not(strategy.local(turn.is_last)[0]), LoopReport(
-                [], wait_seconds, compute_seconds, numbers
-            )
+            wait_seconds = strategy.local(result.arrival_time)[0] - start_time
+            compute_seconds = tf.stack(strategy.local(result.compute_seconds))
+            report = LoopReport([], wait_seconds, compute_seconds, numbers)
+            return tf.logical_not(strategy.local(turn.is_last)[0]), report
 
         _, report = run_loop(
             run_step, tf.constant(True), tf.int32.max, [], strategy, continues=lambda has_more: has_more
@@ -306,7 +284,7 @@ class RoundLoop:
           number: scalar int64; number of the round.
         """
         state, counts = self._state, self._state.counts
-        run_if(turn.begins, state.begin_client)
+        run_if(turn.begins, state.reset)
         draw = tf.stack([number, turn.client + self._source.sync.clients * turn.number])
         result = self._step.compute(turn.batch, draw, tf.constant(False))
         is_active = tf.logical_and(turn.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
@@ -338,8 +316,12 @@ def _schedule_scope(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[N
 class FederatedSynchronizer(WeightSynchronizer):
     """Replaces steps by rounds, which exchange weights; between rounds, replicas have equal weights."""
 
-    def __init__(self, sync: FedAvg, model: keras.Model, strategy: Strategy, reduction: Reduction):
+    def __init__(
+        self, sync: FedAvg, model: keras.Model, strategy: Strategy, create_reducer: CreateReducer, store: StateStore
+    ):
         self._sync, self._model, self._strategy = sync, model, strategy
+        specs = named_specs(model.trainable_variables, *(f"exchange/{name}" for name in Counts._fields))
+        reduction = Reduction(create_reducer(specs), specs, store, "exchange/")
         self._state = RoundState(model, strategy, reduction, sync.outer)
         self.variables = self._state.global_weights.optimizer_variables
 

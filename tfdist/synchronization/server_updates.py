@@ -311,8 +311,17 @@ class TicketLoop:
             self._remote.tolerate_losses()
             self._servers.coordinate("clear_updates")
             self._remote.write_changes(version=first)
-        options = {"first": first, "end": end, "updates": updates, **self._loss_scale_options()}
-        self._servers.coordinate("open", worker=self._rank, **options)
+        settings, rule = self._step.settings, self._step.settings.loss_scale
+        self._servers.coordinate(
+            "open",
+            worker=self._rank,
+            first=first,
+            end=end,
+            updates=updates,
+            loss_scale=dataclasses.asdict(rule) if rule else None,
+            scale=[variable.numpy().item() for variable in self._step.source.scale],
+            max_skipped_steps=settings.max_skipped_steps,
+        )
         inputs = TicketInputs(batches, first, self._remote.tables.ids)
         # If workers that compute whole batches take turns, each of the others takes a ticket in between.
         distance = len(self._servers.workers) if self._remote.whole_batches else 1
@@ -452,25 +461,14 @@ class TicketLoop:
         rows = int(count_rows(batch))
         return rows, rows if self._remote.whole_batches else self._step.settings.batch_size or rows
 
-    def _loss_scale_options(self) -> dict[str, Any]:
-        settings, scale = self._step.settings, [variable.numpy().item() for variable in self._step.source.scale]
-        if settings.loss_scale is None:
-            return {}
-        options = {"loss_scale": dataclasses.asdict(settings.loss_scale), "scale": scale}
-        return options | {"max_skipped_steps": settings.max_skipped_steps}
-
     def _assign_scale(self, scale: Sequence[float]) -> None:
         """Assigns the state of the loss scale, which is empty without loss scaling."""
         for variable, value in zip(self._step.source.scale, scale, strict=False):
             variable.assign(value)
 
     def _compute_in_context(self, *args: Any) -> Any:
-        def compute(*args: Any) -> Any:
-            result = self._step.compute(*args)
-            return result, self._reducer.payloads
-
         with self._remote.tables.in_step():
-            return self._strategy.run(compute, *args)
+            return self._strategy.run(lambda *args: (self._step.compute(*args), self._reducer.payloads), *args)
 
     def _iterate_batches(self, iterator: Iterator[Any]) -> Iterator[tuple[Any, tf.Tensor]]:
         """Yields batches and the indices of their examples, and measures the time of waiting for them."""

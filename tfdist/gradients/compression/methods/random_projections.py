@@ -72,17 +72,12 @@ class RandomK(_Projection):
 
     def _project(self, x: tf.Tensor, k: int, seed: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         size = x.shape[0]
-        indices, lengths = draw_elements(k, size, seed)
+        bounds = tf.range(k + 1, dtype=tf.int64) * size // k  # of the parts
+        lengths = bounds[1:] - bounds[:-1]
+        offsets = tf.math.floormod(tf.random.stateless_uniform([k], seed, None, None, tf.int64), lengths)
+        indices, lengths = tf.cast(bounds[:-1] + offsets, tf.int32), tf.cast(lengths, tf.int32)
         values = tf.gather(x, indices) * (tf.cast(lengths, tf.float32) if self._unbiased else 1.0)
         return values, lambda values: to_dense(indices[None], values[None], size)
-
-
-def draw_elements(k: int, size: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws one element of each of k parts of a vector; returns indices and lengths of the parts, both [k] int32."""
-    bounds = tf.range(k + 1, dtype=tf.int64) * size // k
-    lengths = bounds[1:] - bounds[:-1]
-    offsets = tf.math.floormod(tf.random.stateless_uniform([k], seed, None, None, tf.int64), lengths)
-    return tf.cast(bounds[:-1] + offsets, tf.int32), tf.cast(lengths, tf.int32)
 
 
 class Projection(_Projection):
