@@ -228,12 +228,9 @@ class SparseRows(Reducer):
 
 
 def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
-    """Returns whether gathering rows sends less than an exact dense sum; see `SparseRows` for the cost.
+    """Returns whether gathering rows of static dense shape sends less than an exact dense sum; see `SparseRows`.
 
-    Args:
-      slices: slices of static dense shape. If the number of rows is unknown during tracing, the dense sum is assumed
-        to send less.
-      collectives: collectives of the replica.
+    If the number of rows is unknown during tracing, the dense sum is assumed to send less.
     """
     if not _has_static_rows(slices):
         return False

@@ -10,7 +10,7 @@ from tests.collectives import threads
 from tests.gradients.compression.reducers import SHAPES, code_bytes, codec_of, edge_gradients, named
 from tests.gradients.replicas import bits, check_conservation, check_sums, on_threads
 from tfdist.collectives import OneReplica
-from tfdist.gradients.compression import AllGatherReducer, Codec
+from tfdist.gradients.compression import Codec, CodecReducer
 from tfdist.gradients.compression.reducers import CodecCompiler
 
 METHODS = [
@@ -84,6 +84,27 @@ def test_xla_sees_it_too_and_decodes_the_same(text):
             assert not np.isfinite(check).any(), (place, bad)
 
 
+@pytest.mark.parametrize(
+    ("text", "size", "stated"),
+    [
+        ("int8", 8_388_608, 8_388_608 + 4 * 32768),
+        ("int8(bits=4, block=64)", 640, 320 + 4 * 10),
+        ("int8(bits=3)", 256 + 1, 3 * 32 + 4 + 3 + 4),
+        ("onebit", 8_388_608, 8_388_608 // 8 + 4 * 32768),
+        ("onebit(block=64)", 65, 8 + 4 + 1 + 4),
+        ("signsgd", 8003, 1001),
+        ("terngrad", 8_388_608, 8_388_608 // 4 + 4),
+        ("terngrad(clip=1.0)", 1, 2 + 4),
+        *(
+            (f"qsgd(levels={levels})", 1280, 160 * bits + 4 * 10)
+            for levels, bits in ((1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (15, 5), (63, 7), (64, 8), (127, 8))
+        ),
+    ],
+)
+def test_the_bytes_of_a_code(text, size, stated):
+    assert code_bytes(codec_of(text), size) == stated
+
+
 def test_xla_sums_what_all_replicas_sent():
     size, wire, seed = 16 * 1024 + 13, OneReplica.wire, tf.constant([3, 4])
     for text in ("bf16", "qsgd"):
@@ -107,7 +128,7 @@ class Halves(Codec):
 
 
 def test_draws_are_counted_and_make_other_seeds():
-    reducer = AllGatherReducer(Halves())
+    reducer = CodecReducer(Halves())
     specs = [tf.TensorSpec([3], name="a"), tf.TensorSpec([0], name="b")]
     assert [(s.name, s.shape, s.dtype, s.per_replica) for s in reducer.state(specs)] == [
         ("a/draws", (), tf.int32, False),
@@ -122,7 +143,7 @@ def test_draws_are_counted_and_make_other_seeds():
 
     def step(collectives, draws):
         for name in ("g", "h"):
-            reduced = AllGatherReducer(Seeing()).reduce([tf.ones([3]), tf.ones([0])], draws, collectives, name=name)
+            reduced = CodecReducer(Seeing()).reduce([tf.ones([3]), tf.ones([0])], draws, collectives, name=name)
         return reduced
 
     draws = [tf.constant(0), tf.constant(0)]

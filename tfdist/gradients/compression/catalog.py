@@ -16,7 +16,7 @@ from tfdist.errors import InputError, nearest
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES, SMALL_BYTES, Bucketed
 from tfdist.gradients.compression.arguments import validate_flag
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.reducers import reducer_for
+from tfdist.gradients.compression.reducers import CodecReducer
 from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, SparseRows, Sum
 
 # name -> module of this package and class in it; `none` is the exact sum.
@@ -99,7 +99,7 @@ def create(methods: Sequence[Spec]) -> Reducer:
                 f"as fp16. Received: {'|'.join(map(str, methods))}. Leave out |{spec}."
             )
         first = combine(second)
-    reducer = reducer_for(first) if isinstance(first, Codec) else first
+    reducer = CodecReducer(first) if isinstance(first, Codec) else first
     if feedback and feedback[-1] and reducer.remembers:
         raise InputError(f"{methods[0].name} has its own error feedback. Received: {methods[0]}. Leave out feedback.")
     if reducer.experimental:

@@ -1,7 +1,9 @@
 """The `Codec` interface, which encodes a vector in fewer bytes and decodes it, and codecs with a scale per block."""
 
 import abc
+import functools
 import math
+import operator
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -16,7 +18,7 @@ class Codec(abc.ABC):
     """Encodes a float32 vector in fewer bytes. Immutable; parameters are validated in the constructor.
 
     `encode` and `decode` are pure functions of tensors. Each replica's code is sent to all others, which decode it;
-    codes are never summed. `AllGatherReducer` turns a codec into a reducer. A method whose values another codec can
+    codes are never summed. `CodecReducer` turns a codec into a reducer. A method whose values another codec can
     encode, such as sparse values or the factors of a matrix, has a method `then(codec)`, which returns the combination.
 
     Attributes:
@@ -66,11 +68,8 @@ class Codec(abc.ABC):
           codes: results of `encode`, with replicas as an additional first dim.
           size: length of the vectors.
         """
-        replicas = codes[0].shape[0]
-        total = self.decode([part[0] for part in codes], size)
-        for rank in range(1, replicas):
-            total += self.decode([part[rank] for part in codes], size)
-        return total
+        replicas = range(codes[0].shape[0])
+        return functools.reduce(operator.add, (self.decode([part[rank] for part in codes], size) for rank in replicas))
 
 
 LARGEST_BLOCK = 2**20
@@ -117,11 +116,8 @@ class Blockwise(Codec):
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         """See base class. Sums piece by piece, because XLA compiles each piece to one loop."""
-        totals = self._pieces([part[0] for part in codes], size)
-        for rank in range(1, codes[0].shape[0]):
-            pieces = self._pieces([part[rank] for part in codes], size)
-            totals = [total + piece for total, piece in zip(totals, pieces, strict=True)]
-        return tf.concat(totals, axis=0)
+        pieces = [self._pieces([part[rank] for part in codes], size) for rank in range(codes[0].shape[0])]
+        return tf.concat([functools.reduce(operator.add, of_ranks) for of_ranks in zip(*pieces, strict=True)], axis=0)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class. The scales of a block are finite if and only if the block is."""

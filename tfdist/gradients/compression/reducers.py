@@ -1,4 +1,4 @@
-"""Reducers that send separate messages for each vector: all-gather of codes, reduce-scatter, and randomized reducers.
+"""Reducers that send separate messages for each vector, as codes or with numbers that are drawn for each call.
 
 Codes travel as packed bytes; XLA compiles encoding and decoding where that is faster.
 """
@@ -129,13 +129,9 @@ class CodecCompiler:
         return packing.to_wire(self._function(self._encode, size, packing)(vector, seed))
 
     def sum(self, packed: tf.Tensor, replicas: int, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the sum [size] float32 of several replicas' vectors, and their checks [replicas] float32.
+        """Returns the sum [size] float32 of the vectors of replicas, and their checks [replicas] float32.
 
-        Args:
-          packed: packed codes of the replicas, concatenated.
-          replicas: number of replicas.
-          size: length of the vectors.
-          wire: as for `encode`.
+        `packed` are the packed codes of the replicas, concatenated.
         """
         packing = self.packing(size, wire)
         return self._function(self._sum, size, packing)(packing.views(packed, replicas))
@@ -219,13 +215,9 @@ class Vectorwise(Reducer):
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """Sums a vector over replicas; `totals` and `sent` are [n] float32.
+        """Sums a vector [n] float32, n static and at least 1, over replicas, as `reduce` does.
 
-        Args:
-          x: [n] float32, n static and at least 1.
-          state: current values, in the order of `vector_state`.
-          collectives: collectives of the replica.
-          name: names the messages.
+        The state is in the order of `vector_state`; `totals` and `sent` are [n] float32.
         """
 
 
@@ -254,10 +246,19 @@ class Stochastic(Vectorwise):
         """Sums a vector over replicas, see `reduce_vector`; returns total, sent and witness. `seed` is [2] int32."""
 
 
-class AllGatherReducer(Stochastic):
+# TensorFlow slices without a copy at multiples of this many float32 elements.
+_GRAIN = 16
+
+
+class CodecReducer(Stochastic):
     """Sums vectors by sending each replica's code to all others: for a code of c bytes, each receives c (N - 1) bytes.
 
     The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.
+
+    If sums may be encoded again, this is a reduce-scatter where that sends less: for more than 2 replicas, with a native
+    all-to-all. Each replica sums one share of the vector and encodes the sum for the others, which sends 2 c (N - 1) / N,
+    like a ring all-reduce. The second coding error is attributed to the replica that encoded the sum, so error feedback
+    loses nothing.
 
     Attributes:
       coder: packs and decodes the codes.
@@ -275,31 +276,17 @@ class AllGatherReducer(Stochastic):
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         size, wire = x.shape[0], collectives.wire
+        if self._codec.recodes and collectives.size > 2 and wire.native_all_to_all:
+            return self._sum_shares(x, seed, collectives, name)
         packed = self.coder.encode(x, seed, wire)
         [codes] = collectives.all_gather([packed], name=name)
         total, checks = self.coder.sum(codes, collectives.size, size, wire)
         return total, self.coder.sum(packed, 1, size, wire)[0], checks
 
-
-# The reduce-scatter reducer: each replica sums one share of the vector and encodes the sum for the others.
-# Steps: all-to-all of the encoded shares; decode and sum in float32; encode the sum; all-gather. With a code of c bytes,
-# this sends 2 c (N - 1) / N, like a ring all-reduce; an all-gather of codes sends c (N - 1). The second coding error is
-# attributed to the replica that encoded the sum, so error feedback loses nothing.
-
-# TensorFlow slices without a copy at multiples of this many float32 elements.
-_GRAIN = 16
-
-
-class ReduceScatterReducer(AllGatherReducer):
-    """Sums vectors by reduce-scatter where that sends less: for more than 2 replicas, with a native all-to-all."""
-
-    def sum_vector(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    def _sum_shares(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        replicas, wire, coder = collectives.size, collectives.wire, self.coder
-        if replicas <= 2 or not wire.native_all_to_all:
-            return super().sum_vector(x, seed, collectives, name=name)
-        size = x.shape[0]
+        size, replicas, wire, coder = x.shape[0], collectives.size, collectives.wire, self.coder
         share = -(-size // (replicas * _GRAIN)) * _GRAIN
         shares = tf.reshape(tf.pad(x, [[0, replicas * share - size]]), [replicas, share])
         packed = [coder.encode(shares[rank], fold_in(seed, rank), wire) for rank in range(replicas)]
@@ -315,8 +302,3 @@ class ReduceScatterReducer(AllGatherReducer):
         owner = tf.one_hot(collectives.rank, replicas, dtype=tf.float32)
         sent = [coder.sum(packed[rank], 1, share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
         return tf.concat(totals, axis=0)[:size], tf.concat(sent, axis=0)[:size], tf.concat(checks, axis=0)
-
-
-def reducer_for(codec: Codec) -> Reducer:
-    """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, otherwise all-gather."""
-    return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)

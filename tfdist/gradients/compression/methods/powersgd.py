@@ -14,7 +14,7 @@ from tfdist.gradients.bucket import Bucketed
 from tfdist.gradients.compression.arguments import run_with_xla
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import normalize_rows, orthonormalize
-from tfdist.gradients.compression.reducers import reducer_for, reshape_like, seed_of
+from tfdist.gradients.compression.reducers import CodecReducer, reshape_like, seed_of
 from tfdist.gradients.reducer import Reducer, ReductionResult, Sum, split_at, tensor_specs
 
 
@@ -55,7 +55,7 @@ class PowerSGD(Reducer):
     def then(self, codec: Codec) -> "PowerSGD":
         """Returns a copy whose messages are encoded by a codec; the part that the code omits counts as not sent."""
         result = copy.copy(self)
-        result._factors = Bucketed(reducer_for(codec))
+        result._factors = Bucketed(CodecReducer(codec))
         return result
 
     def is_exact(self, spec: tf.TensorSpec | tf.Tensor) -> bool:
