@@ -69,10 +69,6 @@ def test_takes_steps_of_any_kind_in_and_outside_of_graphs(kind):
     assert float(tf.function(schedule)(kind(4))) == float(schedule(kind(4))) == 0.5
 
 
-def test_it_is_computed_in_the_precision_of_keras(float64):
-    assert WarmupAndDecay(1.0, warmup_steps=3)(1).dtype == tf.float64
-
-
 @pytest.mark.parametrize(
     ("decay", "warmup"),
     [
@@ -106,12 +102,6 @@ def test_an_optimizer_counts_its_steps_on_every_replica(train, mirrored2, float6
     [
         ({"warmup_steps": -1}, "--warmup_steps must be an integer of at least 0. Received: -1."),
         ({"warmup_start": 1.5}, "--warmup_start must be a fraction of the peak, in [0, 1]. Received: 1.5."),
-        ({"decay": "cosine"}, "Received: --warmup_steps=0 in a run of 0 steps."),
-        (
-            {"decay": "linear(to=0.1)", "warmup_steps": 10, "total_steps": 10},
-            "--decay=linear(to=0.1) falls from the end of the warmup to the end of the run. Received: --warmup_steps=10 "
-            "in a run of 10 steps. Lower --warmup_steps or train longer.",
-        ),
         ({"decay": "one_cycle", "warmup_steps": 3, "total_steps": 9}, "one_cycle begins with a rise of its own"),
         ({"decay": "plateau", "warmup_steps": 3}, "plateau changes a rate that is constant otherwise"),
         ({"decay": "exponential"}, "in a run of 0 steps"),
