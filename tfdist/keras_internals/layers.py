@@ -149,11 +149,9 @@ def lay_out_attention(
         ) -> Any:
             causal = kwargs.pop("use_causal_mask", False)
             query, key, value, mask = replace_projections(layer.path, query, key, value, causal)
-            if mask is not None:
-                attention_mask = mask
-            elif causal:
+            if causal and mask is None:
                 kwargs["use_causal_mask"] = True
-            return method(layer, query, key, value, attention_mask, *args, **kwargs)
+            return method(layer, query, key, value, attention_mask if mask is None else mask, *args, **kwargs)
 
         return attend
 

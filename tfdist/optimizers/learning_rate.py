@@ -30,17 +30,11 @@ _LAST_START = 2**40  # steps; no run reaches later cycles
 
 
 class RunProgress(NamedTuple):
-    """The position of a step in a run.
+    """The position of a step in a run."""
 
-    Attributes:
-      step: scalar int64, step of the run.
-      steps_after_warmup: scalar int64, steps since the end of the warmup; negative within it.
-      progress: scalar in [0, 1], from the end of the warmup to the end of the run.
-    """
-
-    step: tf.Tensor
-    steps_after_warmup: tf.Tensor
-    progress: tf.Tensor
+    step: tf.Tensor  # scalar int64, step of the run
+    steps_after_warmup: tf.Tensor  # scalar int64, steps since the end of the warmup; negative within it
+    progress: tf.Tensor  # scalar in [0, 1], from the end of the warmup to the end of the run
 
 
 def decay_factor(decay: Decay, position: RunProgress) -> tf.Tensor | float:

@@ -35,30 +35,18 @@ class Outcome(enum.IntEnum):
 
 
 class RangeResult(NamedTuple):
-    """The result of a range of tickets.
+    """The result of a range of tickets."""
 
-    Attributes:
-      losses: loss of each ticket, in order; if `is_finite` is False, the last one is not finite.
-      updates: the updates, in order.
-      is_finite: whether all losses and gradients were finite.
-      norm: gradient norm of the last ticket, if its worker has computed it.
-      dropped_rows: number of rows of the tickets that no update has used.
-      rejections: number of gradients that were rejected or dropped because they were too old.
-      scale: state of the loss scale; empty without loss scaling.
-      numbers: indices of the examples of each ticket; only for worker 0.
-      metrics: values of the metric variables, summed over workers; only for worker 0.
-      work: work of each worker, also of lost ones; see `tfdist.synchronization.server_updates.Statistics`.
-    """
-
-    losses: Sequence[float]
-    updates: Sequence[Update]
-    is_finite: bool
-    norm: float = 0.0
-    dropped_rows: int = 0
-    rejections: int = 0
-    scale: Sequence[float] = ()
-    numbers: Sequence[np.ndarray] = ()
-    metrics: Sequence[np.ndarray] = ()
+    losses: Sequence[float]  # loss of each ticket, in order; if `is_finite` is False, the last one is not finite
+    updates: Sequence[Update]  # the updates, in order
+    is_finite: bool  # whether all losses and gradients were finite
+    norm: float = 0.0  # gradient norm of the last ticket, if its worker has computed it
+    dropped_rows: int = 0  # number of rows of the tickets that no update has used
+    rejections: int = 0  # number of gradients that were rejected or dropped because they were too old
+    scale: Sequence[float] = ()  # state of the loss scale; empty without loss scaling
+    numbers: Sequence[np.ndarray] = ()  # indices of the examples of each ticket; only for worker 0
+    metrics: Sequence[np.ndarray] = ()  # values of the metric variables, summed over workers; only for worker 0
+    # Work of each worker, also of lost ones; see `tfdist.synchronization.server_updates.Statistics`.
     work: Sequence[Mapping[str, float]] = ()
 
 

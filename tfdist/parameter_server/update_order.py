@@ -239,13 +239,7 @@ class Synchronous(UpdateOrder):
     """
 
     def __init__(self, needed_shares: int, version: int = 0, *, bound: int = 0):
-        """Initializes the order.
-
-        Args:
-          needed_shares: number of shares of an update.
-          version: number of earlier updates.
-          bound: number of tickets that a worker may be ahead, at least 0.
-        """
+        """Initializes the order, given the number of shares of an update, and of tickets that a worker may be ahead."""
         super().__init__(version)
         self._bound, self._needed_shares = bound, needed_shares
         self._rows: dict[int, dict[int, int]] = collections.defaultdict(dict)  # of shares, by ticket and worker

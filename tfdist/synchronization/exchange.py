@@ -41,6 +41,7 @@ class GlobalWeights:
 
     Attributes:
       copies: the copies, in the order of the weights.
+      optimizer_variables: the outer optimizer's state.
       variables: the copies and the outer optimizer's state.
     """
 
@@ -55,12 +56,8 @@ class GlobalWeights:
             self._optimizer = outer_optimizer(outer)
             if self._optimizer is not None:
                 self._optimizer.build(self.copies)
-        self.variables = [*self.copies, *(self._optimizer.variables if self._optimizer else [])]
-
-    @property
-    def optimizer_variables(self) -> list[keras.Variable]:
-        """Variables of the outer optimizer."""
-        return self.variables[len(self.copies) :]
+        self.optimizer_variables = self._optimizer.variables if self._optimizer else []
+        self.variables = [*self.copies, *self.optimizer_variables]
 
     def values(self) -> list[tf.Tensor]:
         """Returns the global weights. In a replica function."""
@@ -77,8 +74,7 @@ class GlobalWeights:
     def update(self, changes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Updates the global weights and returns them. In a replica function.
 
-        Args:
-          changes: global weights minus the mean of the replicas' weights: the outer optimizer's gradient.
+        The outer optimizer's gradients are `changes`: global weights minus the mean of the replicas' weights.
         """
         if self._optimizer is None:
             self.assign([value - change for value, change in zip(self.values(), changes, strict=True)])
@@ -124,15 +120,11 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
 
 
 class ExchangeResult(NamedTuple):
-    """The result of an exchange, on each replica.
+    """The result of an exchange, on each replica."""
 
-    Attributes:
-      divergence: scalar; root mean square over replicas of the distance to their mean, over the norm of the mean.
-      rows: scalar; rows on which all replicas have trained, as a multiple of an equal share.
-    """
-
+    # Scalar; root mean square over replicas of the distance to their mean, over the norm of the mean.
     divergence: tf.Tensor
-    rows: tf.Tensor
+    rows: tf.Tensor  # scalar; rows on which all replicas have trained, as a multiple of an equal share
 
 
 def tensor_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
@@ -225,8 +217,7 @@ class Exchange:
     def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the message of the replica.
 
-        Args:
-          expected_rows: scalar of dtype floatx; rows since the last exchange of a replica with an equal share.
+        `expected_rows` is a scalar of dtype floatx: rows since the last exchange of a replica with an equal share.
         """
         # Relative to an equal share, which preserves the magnitude of changes for lossy dtypes.
         rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows

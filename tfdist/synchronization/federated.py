@@ -33,39 +33,24 @@ from tfdist.synchronization.interface import WeightSynchronizer
 
 
 class Counts(NamedTuple):
-    """The counts of a replica in a round, scalars of dtype float64.
+    """The counts of a replica in a round, scalars of dtype float64."""
 
-    Attributes:
-      examples: number of examples of its clients.
-      rows: rows on which its clients have trained.
-      loss: sum of the loss over these rows.
-      not_finite: number of batches whose loss or gradients were not finite; the replica stops after the first one.
-    """
-
-    examples: tf.Variable
-    rows: tf.Variable
-    loss: tf.Variable
+    examples: tf.Variable  # number of examples of its clients
+    rows: tf.Variable  # rows on which its clients have trained
+    loss: tf.Variable  # sum of the loss over these rows
+    # Number of batches whose loss or gradients were not finite; the replica stops after the first.
     not_finite: tf.Variable
 
 
 class Round(NamedTuple):
-    """The reduced results of a round, equal on all replicas, except `reducer_state`.
+    """The reduced results of a round, equal on all replicas, except `reducer_state`."""
 
-    Attributes:
-      change: for each weight, the mean over clients of x - w_k.
-      statistics: for each moving statistic and integer of a layer, its mean over clients.
-      reducer_state: the reducer's new state.
-      loss: scalar of dtype floatx; mean over all rows; NaN if a client's loss was not finite.
-      finite: scalar bool; whether all losses and changes were finite.
-      norm: scalar of dtype floatx; norm of `change`.
-    """
-
-    change: list[tf.Tensor]
-    statistics: list[tf.Tensor]
-    reducer_state: list[tf.Tensor]
-    loss: tf.Tensor
-    finite: tf.Tensor
-    norm: tf.Tensor
+    change: list[tf.Tensor]  # for each weight, the mean over clients of x - w_k
+    statistics: list[tf.Tensor]  # for each moving statistic and integer of a layer, its mean over clients
+    reducer_state: list[tf.Tensor]  # the reducer's new state
+    loss: tf.Tensor  # scalar of dtype floatx; mean over all rows; NaN if a client's loss was not finite
+    finite: tf.Tensor  # scalar bool; whether all losses and changes were finite
+    norm: tf.Tensor  # scalar of dtype floatx; norm of `change`
 
 
 class RoundState:
@@ -201,15 +186,13 @@ class ClientGradients(GradientSource):
 
     def _row_gradients(self, *args: Any) -> LocalGradients:
         gradients, value = super()._row_gradients(*args)
-        if not self.sync.proximal:
-            return LocalGradients(gradients, value)
-        proximal_gradients = [
-            tf.constant(self.sync.proximal, x.dtype) * (tf.convert_to_tensor(w.value) - x)
-            for w, x in zip(self.variables, self._global_weights.values(), strict=True)
-        ]
-        return LocalGradients(
-            [tf.convert_to_tensor(g) + term for g, term in zip(gradients, proximal_gradients, strict=True)], value
-        )
+        if self.sync.proximal:
+            triples = zip(gradients, self.variables, self._global_weights.values(), strict=True)
+            gradients = [
+                tf.convert_to_tensor(g) + tf.constant(self.sync.proximal, x.dtype) * (tf.convert_to_tensor(w.value) - x)
+                for g, w, x in triples
+            ]
+        return LocalGradients(gradients, value)
 
 
 def _divide_by_examples(totals: Sequence[tf.Variable], examples: float) -> list[tf.Tensor]:
@@ -277,11 +260,9 @@ class RoundLoop:
         return report
 
     def _train(self, turn: ReplicaTurn, number: tf.Tensor) -> ComputeResult:
-        """Computes and applies one step of a client. A replica function, without communication.
+        """Computes and applies one step of a client in round `number`. A replica function, without communication.
 
-        Args:
-          turn: the client's batch; without rows, nothing changes.
-          number: scalar int64; number of the round.
+        Without rows in the client's batch, nothing changes.
         """
         state, counts = self._state, self._state.counts
         run_if(turn.begins, state.reset)

@@ -221,11 +221,9 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
             variable.assign(self._exchanges[0].all_rows)
 
     def _exchange_group(self, level: int, share: tf.Tensor) -> None:
-        """Replaces the weights by their mean over this replica's group. A replica function.
+        """Replaces the weights by their mean over this replica's group in a level. A replica function.
 
-        Args:
-          level: index of the level.
-          share: scalar of dtype floatx; rows since the level's last exchange of a replica with an equal share.
+        `share` is a scalar of dtype floatx: rows since the level's last exchange of a replica with an equal share.
         """
         _, size = self._levels[level]
         collectives = self._strategy.collectives

@@ -67,13 +67,7 @@ class Statistics:
         self._work: dict[tuple[int, str], float] = collections.defaultdict(float)  # by worker and name
 
     def add(self, result: RangeResult, seconds: float, update_seconds: Sequence[float]) -> None:
-        """Adds a range of tickets.
-
-        Args:
-          result: its result for worker 0.
-          seconds: its wall time.
-          update_seconds: for each server, time in which it has applied updates so far.
-        """
+        """Adds the result of a range of tickets for worker 0, its wall time, and each server's seconds of updates so far."""
         self._seconds += seconds
         self._update_seconds = update_seconds
         self._updates += [update for update in result.updates if update.factor]
@@ -159,7 +153,9 @@ class ServerSynchronizer(WeightSynchronizer):
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         self.remote.servers.check_holds(self._model_number)
-        self.methods = self._compression_methods(steps)
+        compression, tables = steps.compression, self.remote.tables.numbers  # whose rows are not compressed
+        methods = choose_methods(steps.specs, compression.rules, {}, compression.min_bytes)
+        self.methods = [EXACT if i in tables or m.startswith(EXACT) else m for i, m in enumerate(methods)]
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             check_supported(self._model, self.remote, settings, metrics, rate)
@@ -172,13 +168,6 @@ class ServerSynchronizer(WeightSynchronizer):
             return worker_step, TicketLoop(self, worker_step, reducer)
 
         return steps.custom_loop(("tickets", batch_size), create)
-
-    def _compression_methods(self, steps: Steps) -> list[str]:
-        """Returns the method of each tensor of `Steps.specs`. Rows of tables are not compressed."""
-        compression = steps.compression
-        methods = choose_methods(steps.specs, compression.rules, {}, compression.min_bytes)
-        tables = self.remote.tables.numbers
-        return [EXACT if i in tables or method.startswith(EXACT) else method for i, method in enumerate(methods)]
 
     @property
     def payload_per_step(self) -> float:

@@ -66,19 +66,13 @@ _ENDING_SECONDS = 5.0  # time for a pending exchange to complete after an error
 
 @dataclasses.dataclass
 class _PendingExchange:
-    """A fragment whose exchange has begun and whose result has not been used yet.
+    """A fragment whose exchange has begun and whose result has not been used yet."""
 
-    Attributes:
-      fragment: index of the fragment.
-      step: step at which it was sent.
-      call: the exchange in the background; None after the global weights were updated.
-      divergence: see `ExchangeResult`; set when the call has ended.
-    """
-
-    fragment: int
-    step: int
+    fragment: int  # index of the fragment
+    step: int  # step at which it was sent
+    # The exchange in the background; None after the global weights were updated.
     call: concurrent.futures.Future[ExchangeResult] | None = None
-    divergence: float = 0.0
+    divergence: float = 0.0  # see `ExchangeResult`; set when the call has ended
 
 
 class StreamingSynchronizer(PeriodicSynchronizer):
