@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from tests.optimizers.comparisons import rates
-from tfdist.errors import InputError
 from tfdist.optimizers import WarmupAndDecay, make_learning_rate
 
 
@@ -95,26 +94,3 @@ def test_an_optimizer_counts_its_steps_on_every_replica(train, mirrored2, float6
 
     train(mirrored2, make)
     assert float(made[0].learning_rate) == 0.5, "10 steps were made"
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"warmup_steps": -1}, "--warmup_steps must be an integer of at least 0. Received: -1."),
-        ({"warmup_start": 1.5}, "--warmup_start must be a fraction of the peak, in [0, 1]. Received: 1.5."),
-        ({"decay": "one_cycle", "warmup_steps": 3, "total_steps": 9}, "one_cycle begins with a rise of its own"),
-        ({"decay": "plateau", "warmup_steps": 3}, "plateau changes a rate that is constant otherwise"),
-        ({"decay": "exponential"}, "in a run of 0 steps"),
-        ({"decay": "polynomial", "warmup_steps": 5, "total_steps": 5}, "in a run of 5 steps"),
-    ],
-)
-def test_refuses(given, message):
-    with pytest.raises(InputError) as caught:
-        make_learning_rate(0.1, **given)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("base", [-0.1, math.nan, math.inf])
-def test_a_rate_is_a_finite_number(base):
-    with pytest.raises(InputError, match="--learning_rate must be at least 0 and finite"):
-        make_learning_rate(base)

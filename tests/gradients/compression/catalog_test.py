@@ -100,30 +100,6 @@ def test_feedback_is_on_where_a_method_is_biased_and_can_be_chosen(text, feedbac
     assert any(state.name.endswith("/error") for state in ways) == feedback
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tokp", 'tokp is not known. Did you mean "topk".* Known: auto, bf16, dgc'),
-        ("none(ratio=1)", 'none has no parameter "ratio"'),
-        ("onebit(ratio=0.1)", 'onebit has no parameter "ratio". Received: onebit\\(ratio=0.1\\).*block'),
-        ("topk", "topk needs a value for ratio"),
-        ("fp16|int8", r"A \| combines a method .* Received: fp16\|int8. Leave out \|int8"),
-        ("none|fp16", r"A \| combines a method .* Received: none\|fp16"),
-        ("topk(ratio=0.1)|none", r"A \| combines a method"),
-        ("topk(ratio=0.1)|signsgd", r"A \| combines a method"),
-        ("onebit(feedback=3)", "onebit needs feedback=True or False. Received: 3"),
-        ("dgc(ratio=0.1, feedback=True)", "dgc has its own error feedback. .* Leave out feedback"),
-        ("path=kernel: bf16; *: foo", "foo is not known"),
-        ("no.such_module:name", "needs the module no.such_module, whose import failed"),
-        ("collections:ChainMap", "must make a Codec or a Reducer. Received: ChainMap"),
-    ],
-)
-def test_what_is_refused(text, message):
-    with pytest.raises(InputError, match=message) as error:
-        check(text)
-    assert "\n" not in str(error.value)
-
-
 OWN = """
 import tensorflow as tf
 from tfdist.gradients import Sum
