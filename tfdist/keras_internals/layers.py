@@ -110,9 +110,7 @@ def _replica_property(name: str, make: Callable[[], Any]) -> property:
     return property(value, set_value)
 
 
-def is_symbolic_call() -> bool:
-    """Returns whether Keras runs layers only for the shapes and dtypes of their results."""
-    return bool(in_symbolic_scope())
+is_symbolic_call = in_symbolic_scope  # is true if Keras runs layers only for the shapes and dtypes of their results
 
 
 def check_layer_calls(check: Callable[[keras.Layer, Sequence[Any]], None]) -> None:

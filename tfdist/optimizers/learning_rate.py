@@ -9,20 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfdist import keras_internals
-from tfdist.config.decay import (
-    Cosine,
-    CosineRestarts,
-    CustomDecay,
-    Decay,
-    Exponential,
-    Linear,
-    NoDecay,
-    OneCycle,
-    Plateau,
-    Polynomial,
-    Step,
-    parse_decay,
-)
+from tfdist.config import decay as decays
 from tfdist.config.spec import Spec, call_user_function, load_object
 from tfdist.errors import InputError, nearest
 
@@ -37,27 +24,27 @@ class RunProgress(NamedTuple):
     progress: tf.Tensor  # scalar in [0, 1], from the end of the warmup to the end of the run
 
 
-def decay_factor(decay: Decay, position: RunProgress) -> tf.Tensor | float:
+def decay_factor(decay: decays.Decay, position: RunProgress) -> tf.Tensor | float:
     """Returns the learning rate at a step as a fraction of the peak; `decay` is one of `tfdist.config.decay`."""
     progress, dtype = position.progress, position.progress.dtype
     match decay:
-        case NoDecay() | Plateau() | CustomDecay():  # `Plateau` changes the rate after evaluations, not by step
-            return 1.0
-        case Cosine():
+        case decays.NoDecay() | decays.Plateau() | decays.CustomDecay():
+            return 1.0  # `Plateau` changes the rate after evaluations, not by step
+        case decays.Cosine():
             return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * progress))
-        case Linear():
+        case decays.Linear():
             return 1 - (1 - decay.to) * progress
-        case Polynomial():
+        case decays.Polynomial():
             return decay.to + (1 - decay.to) * (1 - progress) ** decay.power
-        case Exponential():
+        case decays.Exponential():
             steps_done = ops.cast(ops.maximum(position.steps_after_warmup, 0), dtype)
             return decay.factor ** (steps_done / decay.every if decay.every else progress)
-        case Step():
+        case decays.Step():
             return decay.factor ** ops.cast(ops.floor_divide(position.step, decay.every), dtype)
-        case CosineRestarts():
+        case decays.CosineRestarts():
             cycle, fraction = _cycle(decay, ops.maximum(position.steps_after_warmup, 0), dtype)
             return decay.to + (1 - decay.to) * decay.m_mul**cycle * 0.5 * (1 + ops.cos(math.pi * fraction))
-        case OneCycle():
+        case decays.OneCycle():
             first = 1 / decay.div_factor
             last = first / decay.final_div_factor
             rise, fall = _rise_and_fall(decay, progress)
@@ -65,7 +52,7 @@ def decay_factor(decay: Decay, position: RunProgress) -> tf.Tensor | float:
     raise TypeError(f"No rule for {decay!r}.")
 
 
-def _cycle(decay: CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
+def _cycle(decay: decays.CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the index of the cycle of a step, and the elapsed fraction of the cycle.
 
     Cycles are found by comparing integers: the logarithm in Keras's `CosineDecayRestarts` is inexact at their boundaries.
@@ -83,7 +70,7 @@ def _cycle(decay: CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf
     return cycle, (ops.cast(steps_done, dtype) - start) / steps
 
 
-def _rise_and_fall(decay: OneCycle, progress: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _rise_and_fall(decay: decays.OneCycle, progress: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the progress of the rise and of the fall, both in [0, 1]."""
     rise = ops.clip(progress / decay.pct_start, 0, 1)
     fall = ops.clip((progress - decay.pct_start) / (1 - decay.pct_start), 0, 1)
@@ -181,7 +168,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_start = float(warmup_start)
         self.decay = decay
         self.total_steps = total_steps
-        self._decay = parse_decay(decay)
+        self._decay = decays.parse_decay(decay)
         if warmup_steps and self._decay.warmup_conflict:
             raise InputError(
                 f"--decay={decay} excludes a warmup: {self._decay.warmup_conflict}. Received: "
@@ -193,18 +180,19 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
                 f"--warmup_steps={warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."
             )
         self._user_schedule = (
-            self._load_user_schedule(self._decay.spec) if isinstance(self._decay, CustomDecay) else None
+            self._load_user_schedule(self._decay.spec) if isinstance(self._decay, decays.CustomDecay) else None
         )
 
     @property
     def is_constant(self) -> bool:
         """Whether every step has the same rate."""
-        return isinstance(self._decay, NoDecay | Plateau) and (not self.warmup_steps or self.warmup_start == 1)
+        does_not_fall = isinstance(self._decay, decays.NoDecay | decays.Plateau)
+        return does_not_fall and (not self.warmup_steps or self.warmup_start == 1)
 
     @property
     def cycles_momentum(self) -> bool:
         """Whether the momentum of the optimizer also changes."""
-        return isinstance(self._decay, OneCycle) and self._decay.cycle_momentum
+        return isinstance(self._decay, decays.OneCycle) and self._decay.cycle_momentum
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate of a step.
@@ -226,7 +214,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def momentum(self, step: Any) -> tf.Tensor:
         """Returns the momentum of a step, like `__call__`; defined only if `cycles_momentum`."""
-        assert isinstance(self._decay, OneCycle)
+        assert isinstance(self._decay, decays.OneCycle)
         low, high, progress = self._decay.base_momentum, self._decay.max_momentum, self._position(step).progress
         rise, fall = _rise_and_fall(self._decay, progress)
         return ops.where(progress < self._decay.pct_start, high + (low - high) * rise, low + (high - low) * fall)

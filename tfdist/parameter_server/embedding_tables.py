@@ -36,10 +36,7 @@ _ids_by_table: contextvars.ContextVar[dict[int, list[tf.Tensor]] | None] = conte
 class RemoteVariable:
     """A variable without a copy on the worker: reading fetches its value, and assigning on the chief sends it.
 
-    Attributes:
-      shape: its shape.
-      dtype: its dtype.
-      device: placement of operations on it; "" for any device.
+    Operations on it are placed on any device.
     """
 
     device = ""

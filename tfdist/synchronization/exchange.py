@@ -144,8 +144,6 @@ class Exchange:
     `exchange` neither reads nor changes variables of the steps, so both may run concurrently.
 
     Attributes:
-      weights: the trainable variables.
-      global_weights: the global weights.
       own_variables: the weights that each replica sent, if replicas keep their local progress; else empty.
       all_rows: scalar per replica; rows that the steps have counted.
       reduction: sums messages over replicas.

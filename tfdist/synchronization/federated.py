@@ -60,14 +60,11 @@ class RoundState:
     on each replica: three variables per trainable variable, including `GlobalWeights`, and two per moving statistic.
 
     Attributes:
-      weights: trainable variables of the model.
-      global_weights: the global weights.
       changes: for each weight, the sum over a replica's clients of n_k (x - w_k).
       statistics: moving statistics of the model, such as those of BatchNormalization, and integer and bool variables of
         its layers, such as counters.
       statistics_sums: for each of them, the sum over a replica's clients of n_k times its value, or for integers, of n_k
         times its change, which is exact.
-      counts: counts of the current round.
       recording: the calls of the latest trace that send changes.
     """
 

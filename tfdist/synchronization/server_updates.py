@@ -114,8 +114,6 @@ class ServerSynchronizer(WeightSynchronizer):
     """Trains with parameter servers: each step of a call is a ticket, and workers compute tickets concurrently.
 
     Attributes:
-      strategy: the strategy.
-      remote: the variables on the servers.
       updates: all updates so far, if they are recorded; otherwise empty.
       replayed_updates: on the chief in a replay, the updates to repeat, by version.
       totals: number of `dropped_rows`, which no update has used, and of `rejected_gradients`, in the whole run.
