@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.gradients.compression.arguments import validate_integer
-from tfdist.gradients.compression.bit_packing import map_pieces, pack_bits, unpack_bits
+from tfdist.gradients.compression.bit_packing import pack_bits, unpack_bits
 from tfdist.gradients.compression.random_draws import rounding_noise
 from tfdist.gradients.compression.sparse_vector import peaks
 
@@ -127,5 +127,6 @@ class Blockwise(Codec):
         pieces: list[tf.Tensor] = []
         for shape, scales, packed in zip(self.block_shapes(size), code[::2], code[1::2], strict=True):
             element_scales = tf.reshape(tf.broadcast_to(scales[:, None], shape), [-1])
-            pieces += map_pieces(self.decode_elements, unpack_bits(packed, math.prod(shape), self.bits), element_scales)
+            numbers = unpack_bits(packed, math.prod(shape), self.bits)
+            pieces += map(self.decode_elements, numbers, tf.split(element_scales, [part.shape[0] for part in numbers]))
         return pieces

@@ -15,10 +15,7 @@ import tensorflow as tf
 def rounding_noise(seed: tf.Tensor, size: int, start: int = 0) -> tf.Tensor:
     """Returns [size] float32, uniform and symmetric in the open interval (-1/2, 1/2).
 
-    Args:
-      seed: [2] int32.
-      size: number of values.
-      start: index of the first value in the sequence of the seed.
+    These are the values from `start` on in the sequence of the seed, [2] int32.
     """
     words = tf.bitcast(seed, tf.uint32)
     random_bits = _mix(tf.bitcast(tf.range(start, start + size), tf.uint32) + words[0], words[1])
@@ -65,14 +62,11 @@ def flip_signs(x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
 
 
 def orthonormalize(rows: tf.Tensor) -> tf.Tensor:
-    """Returns orthonormal rows with the same span; a row that depends linearly on previous rows becomes zero.
+    """Returns orthonormal rows with the span of `rows`, [r, m] float32 or float64, r static and small.
 
-    Each row is projected twice, which makes it orthogonal up to rounding (Giraud et al., 2005: "twice is enough"), and
-    counts as dependent if at most 100 epsilon of it remains. Rows are scaled first, so squares neither overflow nor
-    underflow. Never fails, and never returns a NaN for finite rows.
-
-    Args:
-      rows: [r, m] float32 or float64, r static and small.
+    A row that depends linearly on previous rows becomes zero. Each row is projected twice, which makes it orthogonal up
+    to rounding (Giraud et al., 2005: "twice is enough"), and counts as dependent if at most 100 epsilon of it remains.
+    Rows are scaled first, so squares neither overflow nor underflow. Never fails, and never returns a NaN for finite rows.
     """
     tolerance = 100 * np.finfo(rows.dtype.as_numpy_dtype).eps
     unit_rows = normalize_rows(rows)

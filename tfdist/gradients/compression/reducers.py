@@ -3,7 +3,6 @@
 Codes travel as packed bytes; XLA compiles encoding and decoding where that is faster.
 """
 
-import abc
 import dataclasses
 import functools
 import itertools
@@ -179,11 +178,15 @@ def finiteness_flag(x: tf.Tensor) -> tf.Tensor:
 class Vectorwise(Reducer):
     """Reduces each tensor of a list with separate messages. Empty tensors are not sent and keep their state.
 
+    A subclass defines `sum_vector`, or `vector_state` and `reduce_vector` if it has a state of its own.
+
     Attributes:
       randomized: whether each call draws different numbers.
+      draws_alike: whether draws are equal on all replicas.
     """
 
     randomized: bool = False
+    draws_alike: bool = True
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         return [state for spec in specs for state in self.vector_state(spec)]
@@ -211,7 +214,6 @@ class Vectorwise(Reducer):
         """
         return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)] if self.randomized else []
 
-    @abc.abstractmethod
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
@@ -219,38 +221,23 @@ class Vectorwise(Reducer):
 
         The state is in the order of `vector_state`; `totals` and `sent` are [n] float32.
         """
-
-
-class Stochastic(Vectorwise):
-    """A reducer whose state is the number of draws, if it is randomized.
-
-    Attributes:
-      draws_alike: whether draws are equal on all replicas.
-    """
-
-    randomized = True
-    draws_alike: bool = True
-
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
         rank = 0 if self.draws_alike else collectives.rank
         seed = seed_of(name, state[0], rank) if state else tf.zeros([2], tf.int32)
         total, sent, witness = self.sum_vector(x, seed, collectives, name=name)
         return ReductionResult([total], [sent], [draws + 1 for draws in state], [witness])
 
-    @abc.abstractmethod
     def sum_vector(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Sums a vector over replicas, see `reduce_vector`; returns total, sent and witness. `seed` is [2] int32."""
+        """Sums a vector over replicas, given a seed, [2] int32; returns total, sent and witness of `reduce_vector`."""
+        raise NotImplementedError
 
 
 # TensorFlow slices without a copy at multiples of this many float32 elements.
 _GRAIN = 16
 
 
-class CodecReducer(Stochastic):
+class CodecReducer(Vectorwise):
     """Sums vectors by sending each replica's code to all others: for a code of c bytes, each receives c (N - 1) bytes.
 
     The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.

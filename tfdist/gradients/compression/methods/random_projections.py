@@ -14,13 +14,14 @@ from tfdist.gradients.compression.arguments import (
     validate_ratio,
 )
 from tfdist.gradients.compression.random_draws import flip_signs, sign_bits
-from tfdist.gradients.compression.reducers import Stochastic, finiteness_flag
+from tfdist.gradients.compression.reducers import Vectorwise, finiteness_flag
 from tfdist.gradients.compression.sparse_vector import pad_entries, sample_size, sampled_top_k, to_dense
 
 
-class _Projection(Stochastic):
+class _Projection(Vectorwise):
     """A projection to a fraction of the elements; the constructor is that of the subclasses."""
 
+    randomized = True
     experimental = True
     name: str
 
@@ -126,7 +127,7 @@ def _back_project(size: int, unbiased: int, y: tf.Tensor, bits: tf.Tensor) -> tf
     return tf.reshape(flip_signs(tf.broadcast_to(y, [rows, k]), bits), [-1])[:size]
 
 
-class Sketch(Stochastic):
+class Sketch(Vectorwise):
     """Finds the k elements that are largest in the sum over replicas, and sums those exactly.
 
         T_r,j = sum over replicas and over i with h_r(i) = j of s_r(i) x_i     (`rows` tables of `columns`, all-reduced)
@@ -148,6 +149,7 @@ class Sketch(Stochastic):
     """
 
     biased = True
+    randomized = True
     experimental = True
 
     def __init__(self, *, columns: int, rows: int = 5, k: int | None = None):

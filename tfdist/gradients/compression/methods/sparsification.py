@@ -135,12 +135,12 @@ class Threshold(Vectorwise):
         value = min(validate_positive("threshold", "value", value), float(np.finfo(np.float32).max))
         self._bits = max(1, int(np.float32(value).view(np.int32)))
 
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def sum_vector(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         selection = select_by_threshold(x, self._bits)
         total, checks = exchange(*selection, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
-        return ReductionResult([total], [tf.where(magnitudes(x) >= self._bits, x, 0.0)], [], [checks])
+        return total, tf.where(magnitudes(x) >= self._bits, x, 0.0), checks
 
 
 class DGC(Vectorwise):
