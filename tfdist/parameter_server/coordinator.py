@@ -240,7 +240,7 @@ class Coordinator:
         loss_scale: float = 0.0,
         arrays: Sequence[np.ndarray] = (),
     ) -> Outcome:
-        """Orders the update of a gradient that all servers have; the staleness rule may delay or reject it.
+        """Orders the update of a gradient that all servers have; returns what happens to it by the rule of staleness.
 
         Args:
           worker: rank of the worker.
@@ -254,9 +254,6 @@ class Coordinator:
           rows: numbers of rows of the share and of the ticket.
           loss_scale: see `Update`.
           arrays: indices of the examples, and the worker's metric variables since the range was opened.
-
-        Returns:
-          What happens to the gradient.
         """
         with self._changed:
             order = self._order

@@ -125,7 +125,8 @@ class Servers:
     ) -> tuple[Outcome, Any]:
         """Pushes a gradient, commits it with the work once all servers have it, and takes the next ticket.
 
-        Calls to a single server are sent together, in one round trip; then, the bytes of the push are part of the next commit.
+        Returns the answers of `Coordinator.commit` and `Coordinator.take`. Calls to a single server are sent together, in one
+        round trip; then, the bytes of the push are part of the next commit.
 
         Args:
           ticket: the ticket.
@@ -133,9 +134,6 @@ class Servers:
           pushes: the result of `push_messages`; empty for a gradient that is not finite.
           meanwhile: called before it waits for the answers.
           **values: see `Coordinator.commit`.
-
-        Returns:
-          The answers of `Coordinator.commit` and `Coordinator.take`.
         """
         if self.count > 1 and pushes:
             self._call_all("push", pushes)
@@ -195,7 +193,7 @@ class Servers:
         tables: Mapping[int, TableForm],
         **options: Any,
     ) -> str:
-        """Creates the variables.
+        """Creates the variables; returns the reason why the servers reject the optimizer, or "".
 
         Args:
           weights: values of the weights other than tables, by number.
@@ -203,9 +201,6 @@ class Servers:
           forms: path, constraint, and whether there is no decay, of all weights; see `VariableServer.define`.
           tables: descriptions of the tables.
           **options: see `VariableServer.define`.
-
-        Returns:
-          The reason why the servers reject the optimizer; "" if they accept it.
         """
         messages = []
         for server in range(self.count):

@@ -202,14 +202,9 @@ class Recorded(UpdateOrder):
 
 
 def check_recorded(updates: Sequence[Update], first: int, workers: int, servers: int, has_tables: bool = False) -> str:
-    """Returns why `Recorded` cannot repeat the updates of a range of tickets; "" if it can.
+    """Returns why `Recorded` cannot repeat the updates of a range of tickets, from `first` on; "" if it can.
 
-    Args:
-      updates: the recorded updates.
-      first: the first ticket, and the version before it.
-      workers: number of workers.
-      servers: number of servers.
-      has_tables: whether each ticket needs other rows of embedding tables.
+    If there are embedding tables, each ticket needs other rows of them.
     """
     other_calls = "other calls: use its --log_every, --steps_per_call and --checkpoint_every"
     last_updates: dict[int, Update] = {}  # by worker

@@ -164,19 +164,10 @@ class Exchange:
         optimizer_state: str = "local",
         statistics: Sequence[keras.Variable] = (),
     ):
-        """Creates the variables.
+        """Creates the variables; `name` is that of messages and state.
 
-        Args:
-          weights: trainable variables.
-          strategy: strategy of the replicas.
-          create_reducer: returns the reducer of changes, given their specs.
-          store: stores the state of the exchange.
-          outer: see `GlobalWeights`.
-          name: name of messages and state.
-          mixing: see `LocalSGD.effective_mixing`.
-          optimizer: optimizer of the replicas; only for a state that is not local.
-          optimizer_state: "local", "averaged" or "reset".
-          statistics: variables to average.
+        See `GlobalWeights` for `outer` and `LocalSGD.effective_mixing` for `mixing`. The state of the optimizer, which is only
+        needed if the state is not local, is "local", "averaged" or "reset"; `statistics` are averaged.
         """
         self.weights, self.global_weights = list(weights), GlobalWeights(weights, strategy, outer)
         self.recording: Recording | None = None
@@ -307,12 +298,9 @@ def weighted_mean(
 def replica_mean(
     variables: Sequence[keras.Variable], strategy: Strategy, rows: Callable[[], tf.Tensor]
 ) -> TemporaryValues:
-    """Returns a context in which variables have their mean over the replicas. Cost: one all-reduce of the variables.
+    """Returns a context in which replicas' own variables have their mean. Cost: one all-reduce of the variables.
 
-    Args:
-      variables: variables with a separate value on each replica.
-      strategy: strategy of the replicas.
-      rows: replica function that returns the replica's weight, a scalar; if all are zero, the mean is unweighted.
+    `rows` is a replica function that returns the replica's weight, a scalar; if all are zero, the mean is unweighted.
     """
 
     def means(values: list[tf.Tensor]) -> list[tf.Tensor]:

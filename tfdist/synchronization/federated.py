@@ -111,11 +111,9 @@ class RoundState:
         return [mean if initial.dtype.is_floating else _add_change(initial, mean) for mean, initial in pairs]
 
     def reduce(self, examples: float) -> Round:
-        """Reduces the sums of all replicas.
+        """Reduces the sums of all replicas, divided by the expected examples of a replica in a round.
 
-        Args:
-          examples: expected examples of a replica in a round. Changes are divided by it, which preserves their magnitude
-            for lossy dtypes.
+        This preserves the magnitude of changes for lossy dtypes.
         """
         floatx = keras.config.floatx()
         self.recording = Recording(self._strategy.step_collectives)
