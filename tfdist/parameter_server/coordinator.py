@@ -343,14 +343,10 @@ class Coordinator:
     def gather(
         self, message: Message, key: str, member: int, members: int | None = None, receiver: int | None = None
     ) -> Message:
-        """Returns the arrays of all members, in order, once all have called it with this key.
+        """Returns the arrays of all members, in order, once all have called it with this unique key.
 
-        Args:
-          message: message with this member's arrays.
-          key: unique name of the operation.
-          member: number of the caller, in [0, members).
-          members: number of callers; None for all workers that are not lost. The answer has their numbers as `members`.
-          receiver: the only member that gets the arrays; None for all.
+        Without a number of `members`, they are all workers that are not lost; the answer has their numbers as `members`. If
+        there is a `receiver`, it is the only member that gets the arrays.
         """
         with self._changed:
             if members is None:

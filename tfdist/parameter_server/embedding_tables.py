@@ -340,17 +340,13 @@ def _check_updates_rows(optimizer: keras.Optimizer) -> None:
 
 
 class LocalTables(EmbeddingTables):
-    """The tables of a model with a row per key, which are updated in this process, in compiled steps.
-
-    Attributes:
-      variable_ids: numbers of the tables, by the `id` of their variables.
-    """
+    """The tables of a model with a row per key, which are updated in this process, in compiled steps."""
 
     def __init__(self, strategy: Strategy, model: keras.Model, optimizer: keras.Optimizer):
         """Connects the tables with the slots of the optimizer, which is built."""
         weights = list(model.trainable_variables)
         super().__init__(strategy, None, weights, model)
-        self.variable_ids = {id(variable): number for number, variable in self._variables.items()}
+        self.variable_ids = {id(variable): number for number, variable in self._variables.items()}  # numbers of tables
         owners = keras_internals.slot_owners(optimizer, weights, ())
         for number in self.numbers:  # before its first update, an optimizer has not used restored slots
             slots = [slot for slot, owner in zip(optimizer.variables, owners, strict=True) if owner == number]

@@ -29,14 +29,10 @@ BY_ROWS = -1  # placement of a table, instead of a server
 def placement_of(
     sizes: Sequence[tuple[str, int]], tables: Collection[int], servers: int, method: str = BY_SIZE
 ) -> list[int]:
-    """Returns the server of each variable, or `BY_ROWS` for tables.
+    """Returns the server of each variable, given its path and bytes, or `BY_ROWS` for tables, given their indices.
 
-    Args:
-      sizes: path and bytes of each variable.
-      tables: indices of the variables that are split by rows over all servers.
-      servers: number of servers.
-      method: `BY_SIZE`, see `place_by_size`; `ROUND_ROBIN`, in turn; or `HASH`, by a hash of the path, so that a variable's
-        server does not depend on other variables.
+    The method is `BY_SIZE`, see `place_by_size`; `ROUND_ROBIN`, in turn; or `HASH`, by a hash of the path, so that a
+    variable's server does not depend on other variables.
     """
     dense = [number for number in range(len(sizes)) if number not in tables]
     if method == BY_SIZE:

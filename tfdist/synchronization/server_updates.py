@@ -298,17 +298,10 @@ class TicketLoop:
             self._remote.tolerate_losses()
             self._servers.coordinate("clear_updates")
             self._remote.write_changes(version=first)
-        settings, rule = self._step.settings, self._step.settings.loss_scale
-        self._servers.coordinate(
-            "open",
-            worker=self._rank,
-            first=first,
-            end=end,
-            updates=updates,
-            loss_scale=dataclasses.asdict(rule) if rule else None,
-            scale=[variable.numpy().item() for variable in self._step.source.scale],
-            max_skipped_steps=settings.max_skipped_steps,
-        )
+        settings, scale = self._step.settings, [variable.numpy().item() for variable in self._step.source.scale]
+        options = {"updates": updates, "scale": scale, "max_skipped_steps": settings.max_skipped_steps}
+        rule = dataclasses.asdict(settings.loss_scale) if settings.loss_scale else None
+        self._servers.coordinate("open", worker=self._rank, first=first, end=end, loss_scale=rule, **options)
         inputs = TicketInputs(batches, first, self._remote.tables.ids)
         # If workers that compute whole batches take turns, each of the others takes a ticket in between.
         distance = len(self._servers.workers) if self._remote.whole_batches else 1

@@ -85,11 +85,7 @@ class StreamingSynchronizer(PeriodicSynchronizer):
     _sync: LocalSGD
 
     def __init__(self, sync: LocalSGD, *args: Any):
-        """Creates the global weights.
-
-        Raises:
-          InputError: there are more fragments than variables.
-        """
+        """Creates the global weights; raises `InputError` if there are more fragments than variables."""
         super().__init__(sync, *args)
         self._offsets = sync.offsets(
             [sum(map(keras_internals.bytes_of, exchange.weights)) for exchange in self._exchanges]

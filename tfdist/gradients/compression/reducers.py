@@ -29,14 +29,10 @@ class Packing:
     Parts are ordered by element size, the largest first, and zeros pad the vector to a multiple of the largest. Each part
     is therefore aligned in a view of all bytes as its dtype. `join` and `take` copy, and should be compiled together with
     the code that produces and consumes the parts; `to_wire` and `views` only reinterpret bytes as another dtype.
-
-    Attributes:
-      specs: shapes and dtypes of the parts.
-      wire: dtypes of the engine.
     """
 
-    specs: tuple[tf.TensorSpec, ...]
-    wire: Wire
+    specs: tuple[tf.TensorSpec, ...]  # shapes and dtypes of the parts
+    wire: Wire  # dtypes of the engine
 
     @property
     def bytes(self) -> int:
