@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist.collectives import OneReplica
 from tfdist.config.rules import parse_rules
 from tfdist.gradients.compression.catalog import create
-from tfdist.gradients.compression.reducers import AllGatherReducer, CodecCompiler
+from tfdist.gradients.compression.reducers import CodecCompiler, CodecReducer
 from tfdist.gradients.reducer import ErrorFeedback
 
 SHAPE = (2048, 4096)
@@ -37,7 +37,7 @@ def encoder(method: str) -> Work | None:
     """Makes the code that travels; None for a method that makes none."""
     reducer = create(parse_rules(method)[0].methods)
     inner = reducer.inner if isinstance(reducer, ErrorFeedback) else reducer
-    if not isinstance(inner, AllGatherReducer):
+    if not isinstance(inner, CodecReducer):
         return None
     coder = CodecCompiler(inner._codec)
     return lambda x: [coder.encode(x, tf.constant([1, 2], tf.int32), OneReplica().wire)]

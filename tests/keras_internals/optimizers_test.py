@@ -114,12 +114,6 @@ def test_weights_are_averaged_from_the_first_update_on():
     assert keras_internals.weight_averages(plain) == []
 
 
-def test_the_schedule_of_a_learning_rate():
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
-    assert keras_internals.scheduled_learning_rate(keras.optimizers.SGD(schedule)) is schedule
-    assert keras_internals.scheduled_learning_rate(keras.optimizers.SGD(0.1)) is None
-
-
 @pytest.mark.parametrize(
     ("rate", "last", "constant"),
     [
@@ -136,6 +130,7 @@ def test_the_last_and_the_constant_learning_rate(rate, last, constant):
     for _ in range(2):
         optimizer.apply([tf.constant(1.0)], [variable])
     assert keras_internals.last_learning_rate(optimizer) == last
+    assert keras_internals.scheduled_learning_rate(optimizer) is (rate if last == 0.25 else None)
     assert keras_internals.constant_learning_rate(optimizer) == constant
 
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import tfdist
 from tests.optimizers.comparisons import rates
-from tfdist.errors import InputError
 from tfdist.optimizers import LARS, WarmupAndDecay
 
 RATES = WarmupAndDecay(2.0, warmup_steps=4, warmup_start=0.25)
@@ -140,20 +139,6 @@ def test_the_method_of_keras_excludes_too():
     assert optimizer.uses_decay == [False, True]
     with pytest.raises(ValueError, match="before the optimizer is built"):
         optimizer.exclude_from_weight_decay(var_names=["one"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"momentum": 1.0}, r"LARS: momentum must be in \[0, 1\). Received: 1.0."),
-        ({"weight_decay": -0.1}, "weight_decay must be at least 0. Received: -0.1."),
-        ({"trust_coefficient": 0.0}, "trust_coefficient must be above 0"),
-        ({"epsilon": -1.0}, "epsilon must be at least 0"),
-    ],
-)
-def test_refuses(options, message):
-    with pytest.raises(InputError, match=message):
-        LARS(**options)
 
 
 def test_keras_saves_and_loads_it(single, tmp_path):

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from tests.optimizers.comparisons import rates
-from tfdist.errors import InputError
 from tfdist.optimizers import WarmupAndDecay, make_learning_rate
 
 
@@ -69,10 +68,6 @@ def test_takes_steps_of_any_kind_in_and_outside_of_graphs(kind):
     assert float(tf.function(schedule)(kind(4))) == float(schedule(kind(4))) == 0.5
 
 
-def test_it_is_computed_in_the_precision_of_keras(float64):
-    assert WarmupAndDecay(1.0, warmup_steps=3)(1).dtype == tf.float64
-
-
 @pytest.mark.parametrize(
     ("decay", "warmup"),
     [
@@ -99,32 +94,3 @@ def test_an_optimizer_counts_its_steps_on_every_replica(train, mirrored2, float6
 
     train(mirrored2, make)
     assert float(made[0].learning_rate) == 0.5, "10 steps were made"
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"warmup_steps": -1}, "--warmup_steps must be an integer of at least 0. Received: -1."),
-        ({"warmup_start": 1.5}, "--warmup_start must be a fraction of the peak, in [0, 1]. Received: 1.5."),
-        ({"decay": "cosine"}, "Received: --warmup_steps=0 in a run of 0 steps."),
-        (
-            {"decay": "linear(to=0.1)", "warmup_steps": 10, "total_steps": 10},
-            "--decay=linear(to=0.1) falls from the end of the warmup to the end of the run. Received: --warmup_steps=10 "
-            "in a run of 10 steps. Lower --warmup_steps or train longer.",
-        ),
-        ({"decay": "one_cycle", "warmup_steps": 3, "total_steps": 9}, "one_cycle begins with a rise of its own"),
-        ({"decay": "plateau", "warmup_steps": 3}, "plateau changes a rate that is constant otherwise"),
-        ({"decay": "exponential"}, "in a run of 0 steps"),
-        ({"decay": "polynomial", "warmup_steps": 5, "total_steps": 5}, "in a run of 5 steps"),
-    ],
-)
-def test_refuses(given, message):
-    with pytest.raises(InputError) as caught:
-        make_learning_rate(0.1, **given)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("base", [-0.1, math.nan, math.inf])
-def test_a_rate_is_a_finite_number(base):
-    with pytest.raises(InputError, match="--learning_rate must be at least 0 and finite"):
-        make_learning_rate(base)

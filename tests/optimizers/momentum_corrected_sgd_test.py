@@ -10,6 +10,7 @@ from tfdist import keras_internals
 from tfdist.optimizers import MomentumCorrectedSGD, WarmupAndDecay
 
 WARMUP = WarmupAndDecay(1.0, warmup_steps=6, warmup_start=0.1, decay="step(every=8, factor=0.1)")
+FROM_ZERO = WarmupAndDecay(0.5, warmup_steps=3)
 MOMENTUM = 0.9
 
 
@@ -24,11 +25,11 @@ def reference(starts, gradients, rates):
     return w
 
 
-@pytest.mark.parametrize("strategy", ["single", "mirrored2"])
-def test_equals_the_paper(strategy, starts, gradients, train, float64, request):
-    found = train(request.getfixturevalue(strategy), lambda: MomentumCorrectedSGD(WARMUP, momentum=MOMENTUM))
-    of_steps = rates(WARMUP, range(len(gradients)))
-    assert len(set(of_steps)) > 6
+@pytest.mark.parametrize(("strategy", "schedule"), [("single", WARMUP), ("mirrored2", WARMUP), ("single", FROM_ZERO)])
+def test_equals_the_paper(strategy, schedule, starts, gradients, train, float64, request):
+    found = train(request.getfixturevalue(strategy), lambda: MomentumCorrectedSGD(schedule, momentum=MOMENTUM))
+    of_steps = rates(schedule, range(len(gradients)))
+    assert len(set(of_steps)) > (6 if schedule is WARMUP else 3) and (of_steps[0] == 0) == (schedule is FROM_ZERO)
     assert largest_difference(found, reference(starts, gradients, of_steps)) < 1e-12
 
 
@@ -43,14 +44,6 @@ def test_a_constant_rate_is_keras_s(options, train, single, float64):
     found = train(single, lambda: MomentumCorrectedSGD(0.1, weight_decay=0.01, **options))
     expected = train(single, lambda: keras.optimizers.SGD(0.1, weight_decay=0.01, **options))
     assert largest_difference(found, expected) < 1e-5  # Keras rounds its momentum to float32
-
-
-def test_a_rate_of_zero_keeps_the_velocity(starts, gradients, train, single, float64):
-    schedule = WarmupAndDecay(0.5, warmup_steps=3)
-    found = train(single, lambda: MomentumCorrectedSGD(schedule, momentum=MOMENTUM))
-    of_steps = rates(schedule, range(len(gradients)))
-    assert of_steps[0] == 0
-    assert largest_difference(found, reference(starts, gradients, of_steps)) < 1e-12
 
 
 def test_is_loaded_by_its_configuration():

@@ -97,19 +97,6 @@ def test_no_interleaving_of_three_workers_exceeds_the_bound_or_waits_forever(bou
     assert ("keep", bound) in actions or bound == 0 or pull_every == 1
 
 
-def test_a_push_that_would_make_an_older_gradient_late_waits():
-    order = Asynchronous(bound=1)
-    assert order.read(0, 0) == 0 and order.read(1, 1) == 0
-    order.push(0, 0)
-    assert order.next_update() == Update(0, 0, (0,), (0,))
-    assert order.may_read(0, 2) and order.read(0, 2) == 1
-    order.push(0, 2)
-    assert order.next_update() is None  # worker 1 would then be two updates behind
-    order.push(1, 1)
-    assert order.next_update() == Update(1, 1, (1,), (0,))
-    assert order.next_update() == Update(2, 2, (0,), (1,))
-
-
 def test_a_worker_does_not_read_while_its_gradient_waits():
     order = Asynchronous(bound=2)
     order.read(0, 0)
@@ -142,17 +129,6 @@ def test_without_a_bound_every_push_is_applied_at_once():
         assert order.next_update() == Update(ticket - 1, ticket, (1,), (ticket - 1,))
     order.push(0, 0)
     assert order.next_update() == Update(7, 0, (0,), (0,))
-
-
-def test_synchronous_shares_are_one_update_in_the_order_of_ranks():
-    for pushes in itertools.permutations(range(3)):
-        order = Synchronous(3, 4)
-        for worker in pushes:
-            assert order.next_update() is None and not order.may_read(worker, 5)
-            assert order.read(worker, 4) == 4
-            order.push(worker, 4)
-        assert order.next_update() == Update(4, 4, (0, 1, 2))
-        assert order.may_read(0, 5)
 
 
 def interleavings(order, workers, tickets):

@@ -100,19 +100,3 @@ def test_groups():
     for replicas in (2, 3):
         with pytest.raises(InputError, match="group_sizes must divide the number of replicas"):
             parse_sync(SYNC).groups(replicas)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("periods=(4, 6)", "each a larger multiple of the one before"),
-        ("periods=(4,)", "one more number than group_sizes"),
-        ("periods=4", "must be numbers of at least 1"),
-        ("group_sizes=()", "group_sizes must be numbers of at least 1"),
-        ("periods=(1, 2, 4), group_sizes=(2, 3)", "each a larger multiple of the one before"),
-        ("period=4", "period"),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    with pytest.raises(InputError, match=message):
-        parse_sync(f"hierarchical_local_sgd({arguments})")

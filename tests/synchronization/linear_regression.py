@@ -98,15 +98,6 @@ class Regression:
         return 2 / Y[mine].size * x.T @ (x @ weights - Y[mine])
 
 
-def assert_two_fits_are_one(strategy, sync, first, second):
-    one, two = (Regression(strategy, sync) for _ in range(2))
-    one.fit(first + second)
-    two.fit(first)
-    two.fit(second)
-    np.testing.assert_array_equal(two.replicas(), one.replicas())
-    np.testing.assert_array_equal(two.evaluated(), one.evaluated())
-
-
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate that is a function of the step; Keras's own round to float32."""
 

@@ -205,18 +205,16 @@ def test_changes_are_compressed_with_error_feedback(compression, mirrored3):
 
 
 def test_micro_steps_and_masks(mirrored3):
-    weight = RANDOM.uniform(0.5, 1.5, 40)
+    def found(sync, steps, sample_weight=None, **options):
+        trainer = trainer_of(mirrored3, sync, **options)
+        fit(trainer, steps, 12, sample_weight=sample_weight)
+        return global_weights(trainer)
+
     for options in ({"accumulate_steps": 2}, {}):
-        one = trainer_of(mirrored3, "local_sgd(period=1)", **options)
-        fit(one, 4, 12)
-        other = trainer_of(mirrored3, "every_step", **options)
-        fit(other, 4, 12)
-        assert_close(global_weights(one), global_weights(other))
-    one = trainer_of(mirrored3, "local_sgd(period=3)", accumulate_steps=2)
-    fit(one, 6, 12, sample_weight=weight)
-    other = trainer_of(mirrored3, "local_sgd(period=3)")
-    fit(other, 6, 12, sample_weight=weight)
-    assert_close(global_weights(one), global_weights(other))
+        assert_close(found("local_sgd(period=1)", 4, **options), found("every_step", 4, **options))
+    weight = RANDOM.uniform(0.5, 1.5, 40)
+    parts = found("local_sgd(period=3)", 6, weight, accumulate_steps=2)
+    assert_close(parts, found("local_sgd(period=3)", 6, weight))
 
 
 def test_a_moving_average_of_the_weights_is_averaged_too(mirrored3):

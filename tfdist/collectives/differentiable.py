@@ -12,14 +12,12 @@ where the result depends on all replicas, it would search the models of all othe
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfdist.collectives.interface import Collectives, Op, Wire
-
-Value = TypeVar("Value")
+from tfdist.keras_internals import context_value
 
 _ALL_DTYPES = frozenset(
     [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int32, tf.int64, tf.bool, tf.uint32]
@@ -47,16 +45,6 @@ _current: contextvars.ContextVar[Collectives] = contextvars.ContextVar("collecti
 def current() -> Collectives:
     """Returns the collectives of the current step, or of one replica outside of a step."""
     return _current.get()
-
-
-@contextlib.contextmanager
-def context_value(variable: contextvars.ContextVar[Value], value: Value) -> Iterator[None]:
-    """Context in which a context variable has a value."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 def using(collectives: Collectives) -> contextlib.AbstractContextManager[None]:

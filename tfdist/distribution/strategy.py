@@ -19,7 +19,6 @@ from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, using
 from tfdist.collectives.all_reduce_algorithms import TunedCollectives
-from tfdist.collectives.differentiable import context_value
 from tfdist.config.strategy_registry import Declaration
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
@@ -493,7 +492,7 @@ class Strategy:
 
     def in_use(self) -> contextlib.AbstractContextManager:
         """Context in which this is `tfdist.current_strategy()`, and TensorFlow places variables."""
-        return context_value(_current, self)
+        return keras_internals.context_value(_current, self)
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """Returns the engine's scope; by default, TensorFlow places variables."""
@@ -639,7 +638,7 @@ _in_replica: contextvars.ContextVar[bool] = contextvars.ContextVar("in a replica
 
 def replica_context() -> contextlib.AbstractContextManager[None]:
     """Context in which `in_replica_function` returns True."""
-    return context_value(_in_replica, True)
+    return keras_internals.context_value(_in_replica, True)
 
 
 def in_replica_function() -> bool:

@@ -44,7 +44,12 @@ def accumulate_gradients(
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
     # The last batch of a pass may have fewer rows than there are micro-steps.
     step_count = tf.minimum(micro_steps, rows)
-    slice_rows = _row_slicer(batch, micro_steps, rows, step_count)
+    static_rows = tf.nest.flatten(batch)[0].shape[0]
+    static_size = static_rows // micro_steps if static_rows is not None and static_rows % micro_steps == 0 else None
+
+    def slice_rows(index: tf.Tensor) -> Any:
+        start, end = index * rows // step_count, (index + 1) * rows // step_count
+        return tf.nest.map_structure(lambda x: tf.ensure_shape(x[start:end], [static_size, *x.shape[1:]]), batch)
 
     def body(index: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:
         return index + 1, *_add((gradients, loss), differentiate(slice_rows(index)))
@@ -66,18 +71,6 @@ def _add(
     return [a + b for a, b in zip(first[0], second[0], strict=True)], first[1] + second[1]
 
 
-def _row_slicer(batch: Any, micro_steps: int, rows: tf.Tensor, step_count: tf.Tensor) -> Callable[[tf.Tensor], Any]:
-    static_rows = tf.nest.flatten(batch)[0].shape[0]
-    static_size = static_rows // micro_steps if static_rows is not None and static_rows % micro_steps == 0 else None
-
-    def slice_rows(index: tf.Tensor) -> Any:
-        start, end = index * rows // step_count, (index + 1) * rows // step_count
-        micro_batch = tf.nest.map_structure(lambda x: x[start:end], batch)
-        return tf.nest.map_structure(lambda x: tf.ensure_shape(x, [static_size, *x.shape[1:]]), micro_batch)
-
-    return slice_rows
-
-
 def _shard_slicer(batch: Any, micro_steps: int, shards: int) -> Callable[[int], Any]:
     rows = tf.nest.flatten(batch)[0].shape[0]
     if rows % (shards * micro_steps):
@@ -90,11 +83,10 @@ def _shard_slicer(batch: Any, micro_steps: int, shards: int) -> Callable[[int], 
     def split(x: tf.Tensor) -> tf.Tensor:
         return tf.reshape(x, [shards, micro_steps, x.shape[0] // (shards * micro_steps), *x.shape[1:]])
 
-    def merge_shards(x: tf.Tensor, index: int) -> tf.Tensor:
-        return tf.reshape(x[:, index], [x.shape[0] * x.shape[2], *x.shape[3:]])
-
     shares = tf.nest.map_structure(split, batch)
-    return lambda number: tf.nest.map_structure(lambda x: merge_shards(x, number), shares)
+    return lambda number: tf.nest.map_structure(
+        lambda x: tf.reshape(x[:, number], [rows // micro_steps, *x.shape[3:]]), shares
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

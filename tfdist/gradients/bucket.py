@@ -5,6 +5,7 @@ vector and sent as one message; larger ones are sent without a copy. The plan de
 order of summation is the same in every run.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
-from tfdist.gradients.reducer import Reducer, ReductionResult, split_at, tensor_specs
+from tfdist.gradients.reducer import Reducer, ReductionResult, tensor_specs
 
 # Between processes, the fixed cost of a message, 1 to 2 ms, is about the time to transfer this many bytes.
 SMALL_BYTES = 2 * 1024 * 1024
@@ -86,17 +87,17 @@ class Bucketed(Reducer):
     ) -> ReductionResult:
         totals, sent = list(tensors), list(tensors)
         buckets = self._buckets(tensor_specs(tensors))
-        bucket_states, remaining = [], list(state)
-        for _, bucket in buckets:
-            bucket_state, remaining = split_at(remaining, len(self._inner.state(bucket)))
-            bucket_states.append(bucket_state)
+        remaining = iter(state)
+        bucket_states = [list(itertools.islice(remaining, len(self._inner.state(bucket)))) for _, bucket in buckets]
+        sizes = [sum(map(tensor_bytes, bucket)) for _, bucket in buckets] if self._order == SMALLEST else []
         reductions: dict[int, ReductionResult] = {}
         previous: list[tf.Tensor] = []
-        for number in self._sending_order([bucket for _, bucket in buckets]):
+        for number in sorted(range(len(buckets)), key=lambda i: sizes[i] if sizes else i):
             members = [tensors[i] for i in buckets[number][0]]
             packed = members if self.keeps_shapes else [_pack(members)]
             if self._order == SMALLEST:
-                packed = previous = _with_dependencies(previous, packed)
+                with tf.control_dependencies(previous):
+                    packed = previous = [tf.identity(tensor) for tensor in packed]
             reductions[number] = self._inner.reduce(
                 packed, bucket_states[number], collectives, name=f"{name}/bucket{number}"
             )
@@ -107,14 +108,8 @@ class Bucketed(Reducer):
                     results[i] = tensor
         ordered_reductions = [reductions[number] for number in range(len(buckets))]
         new_state = [value for reduction in ordered_reductions for value in reduction.state]
-        return ReductionResult(
-            totals, sent, new_state, [witness for reduction in ordered_reductions for witness in reduction.witnesses]
-        )
-
-    def _sending_order(self, buckets: Sequence[Sequence[tf.TensorSpec]]) -> list[int]:
-        numbers = range(len(buckets))
-        is_backward = self._order == BACKWARD
-        return sorted(numbers, key=lambda i: i if is_backward else sum(map(tensor_bytes, buckets[i])))
+        witnesses = [witness for reduction in ordered_reductions for witness in reduction.witnesses]
+        return ReductionResult(totals, sent, new_state, witnesses)
 
     def _buckets(self, specs: Sequence[tf.TensorSpec]) -> list[tuple[list[int], list[tf.TensorSpec]]]:
         """Returns, for each bucket, the indices of its tensors and the specs that the inner reducer receives."""
@@ -123,11 +118,6 @@ class Bucketed(Reducer):
             member_specs = [specs[i] for i in members]
             buckets.append((members, member_specs if self.keeps_shapes else [_bucket_spec(member_specs)]))
         return buckets
-
-
-def _with_dependencies(dependencies: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    with tf.control_dependencies(dependencies):
-        return [tf.identity(tensor) for tensor in tensors]
 
 
 def _bucket_spec(members: Sequence[tf.TensorSpec]) -> tf.TensorSpec:

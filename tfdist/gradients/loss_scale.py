@@ -19,19 +19,12 @@ from tfdist.errors import InputError
 
 
 class ScaleState(NamedTuple):
-    """State of a loss scale: scalars, the same on all replicas.
+    """State of a loss scale: scalars, the same on all replicas."""
 
-    Attributes:
-      scale: float32; factor of the loss.
-      good_steps: int32; steps since the scale changed or a step was skipped.
-      patience: int32; remaining overflows until the scale is halved.
-      skipped_in_a_row: int32; steps skipped since the last good one.
-    """
-
-    scale: Any
-    good_steps: Any
-    patience: Any
-    skipped_in_a_row: Any
+    scale: Any  # float32; factor of the loss
+    good_steps: Any  # int32; steps since the scale changed or a step was skipped
+    patience: Any  # int32; remaining overflows until the scale is halved
+    skipped_in_a_row: Any  # int32; steps skipped since the last good one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

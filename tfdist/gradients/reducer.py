@@ -218,10 +218,8 @@ class SparseRows(Reducer):
 
     def _sends_rows(self, slices: tf.IndexedSlices, collectives: Collectives, index: int) -> bool:
         """Returns whether to send rows. Logs the choice once per tensor."""
-        if not _has_static_rows(slices):
-            return False
         is_sparse = rows_send_less(slices, collectives)
-        if index not in self._logged_indices:
+        if _has_static_rows(slices) and index not in self._logged_indices:
             self._logged_indices.add(index)
             name = self._names[index] if self._names else f"tensor {index}"
             message = "The gradient of %s is sent %s: its rows are %d bytes, the dense tensor is %d."
@@ -230,12 +228,9 @@ class SparseRows(Reducer):
 
 
 def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
-    """Returns whether gathering rows sends less than an exact dense sum; see `SparseRows` for the cost.
+    """Returns whether gathering rows of static dense shape sends less than an exact dense sum; see `SparseRows`.
 
-    Args:
-      slices: slices of static dense shape. If the number of rows is unknown during tracing, the dense sum is assumed
-        to send less.
-      collectives: collectives of the replica.
+    If the number of rows is unknown during tracing, the dense sum is assumed to send less.
     """
     if not _has_static_rows(slices):
         return False

@@ -50,12 +50,8 @@ def replica_context(replica: Replica | None) -> Iterator[None]:
     weight = None
     if replica is not None and not replica.has_all_rows:
         weight = losses.to_floatx(replica.rows) / losses.to_floatx(replica.batch_size)
-    token = _current.set(replica)
-    try:
-        with weight_scalars(weight):
-            yield
-    finally:
-        _current.reset(token)
+    with keras_internals.context_value(_current, replica), weight_scalars(weight):
+        yield
 
 
 def compute_loss(

@@ -76,12 +76,11 @@ _uses_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's
 def one_device_context(model: keras.Model) -> Iterator[None]:
     """Context in which a model has its original methods, and variables as on one device."""
     optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
-    token = _uses_one_device.set(True)
-    try:
-        with _one_device_updates([*model.variables, *KerasMetrics(model).variables], optimizers):
-            yield
-    finally:
-        _uses_one_device.reset(token)
+    with (
+        keras_internals.context_value(_uses_one_device, True),
+        _one_device_updates([*model.variables, *KerasMetrics(model).variables], optimizers),
+    ):
+        yield
 
 
 def attach(model: keras.Model, distributed: Distributed) -> None:

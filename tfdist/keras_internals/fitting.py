@@ -157,9 +157,7 @@ def clear_functions(model: keras.Model) -> None:
     model.train_function = model.test_function = model.predict_function = None
 
 
-def global_seed() -> int | None:
-    """Returns the seed from `tf.random.set_seed`; None without one."""
-    return context.global_seed()
+global_seed = context.global_seed  # returns the seed from `tf.random.set_seed`; None without one
 
 
 def loss_means(model: keras.Model) -> list[keras.metrics.Mean]:

@@ -21,7 +21,7 @@ from keras.src.initializers import random_initializers
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.ops import random_ops_util
 
-from tfdist.keras_internals.patching import Context, patched
+from tfdist.keras_internals.patching import Context, context_value, patched
 
 
 def path_of(layer: keras.Layer) -> str:
@@ -110,9 +110,7 @@ def _replica_property(name: str, make: Callable[[], Any]) -> property:
     return property(value, set_value)
 
 
-def is_symbolic_call() -> bool:
-    """Returns whether Keras runs layers only for the shapes and dtypes of their results."""
-    return bool(in_symbolic_scope())
+is_symbolic_call = in_symbolic_scope  # is true if Keras runs layers only for the shapes and dtypes of their results
 
 
 def check_layer_calls(check: Callable[[keras.Layer, Sequence[Any]], None]) -> None:
@@ -149,11 +147,9 @@ def lay_out_attention(
         ) -> Any:
             causal = kwargs.pop("use_causal_mask", False)
             query, key, value, mask = replace_projections(layer.path, query, key, value, causal)
-            if mask is not None:
-                attention_mask = mask
-            elif causal:
+            if causal and mask is None:
                 kwargs["use_causal_mask"] = True
-            return method(layer, query, key, value, attention_mask, *args, **kwargs)
+            return method(layer, query, key, value, attention_mask if mask is None else mask, *args, **kwargs)
 
         return attend
 
@@ -212,18 +208,13 @@ _DRAW_FUNCTIONS = (*_STATEFUL, *(f"stateless_{name}" for name in (*_STATEFUL, "b
 _source: contextvars.ContextVar["_KeyedSource | None"] = contextvars.ContextVar("random numbers", default=None)
 
 
-@contextlib.contextmanager
-def random_key_scope(key: tf.Tensor, seeded_ids: frozenset[int]) -> Iterator[None]:
+def random_key_scope(key: tf.Tensor, seeded_ids: frozenset[int]) -> Context:
     """Context in which random numbers depend only on a key, [2] int32, and on the number of preceding draws.
 
     Generators whose states have `seeded_ids` are already seeded per replica.
     """
     _install_wrappers()
-    token = _source.set(_KeyedSource(key, seeded_ids))
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return context_value(_source, _KeyedSource(key, seeded_ids))
 
 
 class _KeyedSource:

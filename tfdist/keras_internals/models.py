@@ -1,6 +1,5 @@
 """Internals of Keras's models: compiled losses, layers, and metrics, which are compiled or updated by calls."""
 
-import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from keras.src.saving import saving_lib
 from tfdist.errors import InputError
 from tfdist.keras_internals.fitting import loss_means
 from tfdist.keras_internals.layers import keep_losses_by_replica
-from tfdist.keras_internals.patching import Context, patched
+from tfdist.keras_internals.patching import Context, context_value, patched
 
 
 def weights_in_file() -> Context:
@@ -44,16 +43,11 @@ _has_one_device_losses: contextvars.ContextVar[bool] = contextvars.ContextVar("l
 _TRUSTED_PACKAGES = ("keras", "tfdist")  # packages whose code is trusted
 
 
-@contextlib.contextmanager
-def one_device_losses() -> Iterator[None]:
+def one_device_losses() -> Context:
     """Context in which losses are not scaled: under tf.distribute, Keras divides means by the number of replicas."""
     _wrap_scaling()
     keep_losses_by_replica()
-    token = _has_one_device_losses.set(True)
-    try:
-        yield
-    finally:
-        _has_one_device_losses.reset(token)
+    return context_value(_has_one_device_losses, True)
 
 
 @functools.cache

@@ -157,8 +157,8 @@ def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) ->
     return [uninitialized.variable for uninitialized in abstract_model]
 
 
-def updating_own_copies() -> Context:
-    """Context in which optimizers assign to Keras's variables directly, without tf.distribute.
+def updating_own_copies(*patches: tuple[Any, str, Any]) -> Context:
+    """Context in which optimizers assign to Keras's variables directly, without tf.distribute; see `patched`.
 
     In a replica function in which variables stand for the replica's copies, an update then changes only this replica.
     Variables get the names of their TensorFlow variables, by which optimizers exclude variables from weight decay.
@@ -166,15 +166,13 @@ def updating_own_copies() -> Context:
     kind, base = tf_optimizer.TFOptimizer, base_optimizer.BaseOptimizer
     names = ("assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step")
     tf_name = property(lambda variable: getattr(value_of(variable), "name", variable._name))
-    return patched((keras.Variable, "name", tf_name), *((kind, name, getattr(base, name)) for name in names))
+    return patched((keras.Variable, "name", tf_name), *((kind, name, getattr(base, name)) for name in names), *patches)
 
 
-@contextlib.contextmanager
-def stateless_updates() -> Iterator[None]:
+def stateless_updates() -> Context:
     """Context in which optimizers assign only to Keras's variables, for `keras.StatelessScope`."""
     variable_key = (tf_optimizer.TFOptimizer, "_var_key", lambda self, variable: value_of(variable)._unique_id)
-    with patched(variable_key), updating_own_copies():
-        yield
+    return updating_own_copies(variable_key)
 
 
 def updating_subset(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Context:

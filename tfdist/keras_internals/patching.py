@@ -1,10 +1,12 @@
-"""Temporary replacement of attributes of objects, classes and modules."""
+"""Temporary replacement of attributes of objects, classes and modules, and of values of context variables."""
 
 import contextlib
+import contextvars
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 Context: TypeAlias = contextlib.AbstractContextManager[None]
+Value = TypeVar("Value")
 _INHERITED = object()
 
 
@@ -25,3 +27,13 @@ def patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
                 delattr(target, name)
             else:
                 setattr(target, name, original)
+
+
+@contextlib.contextmanager
+def context_value(variable: contextvars.ContextVar[Value], value: Value) -> Iterator[None]:
+    """Context in which a context variable has a value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

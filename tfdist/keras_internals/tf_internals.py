@@ -25,12 +25,9 @@ from tfdist.keras_internals.patching import Context, patched
 _PACKAGE = __name__.partition(".")[0]
 
 
-def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Excludes a function of tfdist for `tf.data`, and functions that it calls, from AutoGraph.
-
-    It must call functions of users through `with_autograph`.
-    """
-    return tf.autograph.experimental.do_not_convert(function)
+# Excludes a function of tfdist for `tf.data`, and functions that it calls, from AutoGraph. It must call functions of users
+# through `with_autograph`.
+without_autograph = tf.autograph.experimental.do_not_convert
 
 
 def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:

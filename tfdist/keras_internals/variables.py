@@ -157,9 +157,8 @@ def user_layer_state(model: keras.Model) -> list[keras.Variable]:
 def spectral_norm_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the weights that SpectralNormalization normalizes in training, and its power iteration vectors."""
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.SpectralNormalization)]
-    built = [layer for layer in layers if layer.built]
-    variables_by_id = {id(variable): variable for layer in built for variable in (layer.kernel, layer.vector_u)}
-    return list(variables_by_id.values())
+    variables = [variable for layer in layers if layer.built for variable in (layer.kernel, layer.vector_u)]
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def recreate_variable(variable: keras.Variable, scope: contextlib.AbstractContextManager) -> None:
@@ -319,10 +318,9 @@ def deferred_weights(is_selected: Callable[[keras.Layer], bool] = lambda layer: 
         register(variable)
 
     def add_deferred_weight(self: keras.Layer, *args: Any, **kwargs: Any) -> keras.Variable:
-        if not is_selected(self):
-            return add_weight(self, *args, **kwargs)
         register_patch = (keras_variables, "register_uninitialized_variable", defer_later)
-        with patched((keras.Variable, "_initialize_with_initializer", defer), register_patch):
+        patches = (keras.Variable, "_initialize_with_initializer", defer), register_patch
+        with patched(*(patches if is_selected(self) else ())):
             return add_weight(self, *args, **kwargs)
 
     return patched((keras.Layer, "add_weight", add_deferred_weight))

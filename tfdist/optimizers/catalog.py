@@ -48,10 +48,7 @@ def create_optimizer(
 
 
 def create_loss(text: str) -> keras.Loss:
-    """Creates a loss.
-
-    Args:
-      text: `name(key=value, ...)` with the snake_case or short name of a Keras loss, or a user-defined one.
+    """Creates a loss from `name(key=value, ...)`, with the snake_case or short name of a Keras loss, or a user-defined one.
 
     Raises:
       InputError: the name or an argument is unknown.
@@ -65,10 +62,7 @@ def create_loss(text: str) -> keras.Loss:
 
 
 def create_metrics(text: str) -> list[str]:
-    """Returns validated names of Keras metrics for `keras.Model.compile`, which resolves `accuracy` from the labels.
-
-    Args:
-      text: comma-separated names.
+    """Returns the valid names of Keras metrics, separated by commas, for `keras.Model.compile`, which resolves `accuracy`.
 
     Raises:
       InputError: a name is unknown, or its metric requires arguments.

@@ -1,6 +1,5 @@
 """The learning rate as a pure function of batch size and step: scaling, warmup and decay."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,20 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfdist import keras_internals
-from tfdist.config.decay import (
-    Cosine,
-    CosineRestarts,
-    CustomDecay,
-    Decay,
-    Exponential,
-    Linear,
-    NoDecay,
-    OneCycle,
-    Plateau,
-    Polynomial,
-    Step,
-    parse_decay,
-)
+from tfdist.config import decay as decays
 from tfdist.config.spec import Spec, call_user_function, load_object
 from tfdist.errors import InputError, nearest
 
@@ -31,75 +17,49 @@ _LAST_START = 2**40  # steps; no run reaches later cycles
 
 
 class RunProgress(NamedTuple):
-    """The position of a step in a run.
+    """The position of a step in a run."""
 
-    Attributes:
-      step: scalar int64, step of the run.
-      steps_after_warmup: scalar int64, steps since the end of the warmup; negative within it.
-      progress: scalar in [0, 1], from the end of the warmup to the end of the run.
-    """
-
-    step: tf.Tensor
-    steps_after_warmup: tf.Tensor
-    progress: tf.Tensor
+    step: tf.Tensor  # scalar int64, step of the run
+    steps_after_warmup: tf.Tensor  # scalar int64, steps since the end of the warmup; negative within it
+    progress: tf.Tensor  # scalar in [0, 1], from the end of the warmup to the end of the run
 
 
-@functools.singledispatch
-def decay_factor(decay: Decay, position: RunProgress) -> tf.Tensor | float:
+def decay_factor(decay: decays.Decay, position: RunProgress) -> tf.Tensor | float:
     """Returns the learning rate at a step as a fraction of the peak; `decay` is one of `tfdist.config.decay`."""
+    progress, dtype = position.progress, position.progress.dtype
+    match decay:
+        case decays.NoDecay() | decays.Plateau() | decays.CustomDecay():
+            return 1.0  # `Plateau` changes the rate after evaluations, not by step
+        case decays.Cosine():
+            return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * progress))
+        case decays.Linear():
+            return 1 - (1 - decay.to) * progress
+        case decays.Polynomial():
+            return decay.to + (1 - decay.to) * (1 - progress) ** decay.power
+        case decays.Exponential():
+            steps_done = ops.cast(ops.maximum(position.steps_after_warmup, 0), dtype)
+            return decay.factor ** (steps_done / decay.every if decay.every else progress)
+        case decays.Step():
+            return decay.factor ** ops.cast(ops.floor_divide(position.step, decay.every), dtype)
+        case decays.CosineRestarts():
+            cycle, fraction = _cycle(decay, ops.maximum(position.steps_after_warmup, 0), dtype)
+            return decay.to + (1 - decay.to) * decay.m_mul**cycle * 0.5 * (1 + ops.cos(math.pi * fraction))
+        case decays.OneCycle():
+            first = 1 / decay.div_factor
+            last = first / decay.final_div_factor
+            rise, fall = _rise_and_fall(decay, progress)
+            return ops.where(progress < decay.pct_start, first + (1 - first) * rise, 1 + (last - 1) * fall)
     raise TypeError(f"No rule for {decay!r}.")
 
 
-@decay_factor.register(NoDecay)
-@decay_factor.register(Plateau)  # changes the rate after evaluations, not by step
-@decay_factor.register(CustomDecay)
-def _(decay: Decay, position: RunProgress) -> float:
-    return 1.0
-
-
-@decay_factor.register
-def _(decay: Cosine, position: RunProgress) -> tf.Tensor:
-    return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * position.progress))
-
-
-@decay_factor.register
-def _(decay: Linear, position: RunProgress) -> tf.Tensor:
-    return 1 - (1 - decay.to) * position.progress
-
-
-@decay_factor.register
-def _(decay: Polynomial, position: RunProgress) -> tf.Tensor:
-    return decay.to + (1 - decay.to) * (1 - position.progress) ** decay.power
-
-
-@decay_factor.register
-def _(decay: Exponential, position: RunProgress) -> tf.Tensor:
-    steps_done = ops.cast(ops.maximum(position.steps_after_warmup, 0), position.progress.dtype)
-    return decay.factor ** (steps_done / decay.every if decay.every else position.progress)
-
-
-@decay_factor.register
-def _(decay: Step, position: RunProgress) -> tf.Tensor:
-    return decay.factor ** ops.cast(ops.floor_divide(position.step, decay.every), position.progress.dtype)
-
-
-@decay_factor.register
-def _(decay: CosineRestarts, position: RunProgress) -> tf.Tensor:
-    dtype = position.progress.dtype
-    steps_done = ops.maximum(position.steps_after_warmup, 0)
-    if decay.t_mul == 1:
-        cycle = ops.cast(ops.floor_divide(steps_done, decay.first), dtype)
-        fraction = ops.cast(ops.mod(steps_done, decay.first), dtype) / decay.first
-    else:
-        cycle, fraction = _cycle(decay, steps_done, dtype)
-    return decay.to + (1 - decay.to) * decay.m_mul**cycle * 0.5 * (1 + ops.cos(math.pi * fraction))
-
-
-def _cycle(decay: CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
+def _cycle(decay: decays.CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the index of the cycle of a step, and the elapsed fraction of the cycle.
 
     Cycles are found by comparing integers: the logarithm in Keras's `CosineDecayRestarts` is inexact at their boundaries.
     """
+    if decay.t_mul == 1:
+        cycle = ops.cast(ops.floor_divide(steps_done, decay.first), dtype)
+        return cycle, ops.cast(ops.mod(steps_done, decay.first), dtype) / decay.first
     cycle_start, length = 0.0, float(decay.first)
     cycle, start, steps = (ops.cast(number, dtype) for number in (0, 0, decay.first))
     while (cycle_start := cycle_start + length) < _LAST_START:
@@ -110,22 +70,7 @@ def _cycle(decay: CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf
     return cycle, (ops.cast(steps_done, dtype) - start) / steps
 
 
-@decay_factor.register
-def _(decay: OneCycle, position: RunProgress) -> tf.Tensor:
-    first = 1 / decay.div_factor
-    last = first / decay.final_div_factor
-    rise, fall = _rise_and_fall(decay, position.progress)
-    return ops.where(position.progress < decay.pct_start, first + (1 - first) * rise, 1 + (last - 1) * fall)
-
-
-def momentum(decay: OneCycle, progress: tf.Tensor) -> tf.Tensor:
-    """Returns the momentum of the one-cycle policy at `RunProgress.progress`."""
-    low, high = decay.base_momentum, decay.max_momentum
-    rise, fall = _rise_and_fall(decay, progress)
-    return ops.where(progress < decay.pct_start, high + (low - high) * rise, low + (high - low) * fall)
-
-
-def _rise_and_fall(decay: OneCycle, progress: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _rise_and_fall(decay: decays.OneCycle, progress: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the progress of the rise and of the fall, both in [0, 1]."""
     rise = ops.clip(progress / decay.pct_start, 0, 1)
     fall = ops.clip((progress - decay.pct_start) / (1 - decay.pct_start), 0, 1)
@@ -223,7 +168,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_start = float(warmup_start)
         self.decay = decay
         self.total_steps = total_steps
-        self._decay = parse_decay(decay)
+        self._decay = decays.parse_decay(decay)
         if warmup_steps and self._decay.warmup_conflict:
             raise InputError(
                 f"--decay={decay} excludes a warmup: {self._decay.warmup_conflict}. Received: "
@@ -235,18 +180,19 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
                 f"--warmup_steps={warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."
             )
         self._user_schedule = (
-            self._load_user_schedule(self._decay.spec) if isinstance(self._decay, CustomDecay) else None
+            self._load_user_schedule(self._decay.spec) if isinstance(self._decay, decays.CustomDecay) else None
         )
 
     @property
     def is_constant(self) -> bool:
         """Whether every step has the same rate."""
-        return isinstance(self._decay, NoDecay | Plateau) and (not self.warmup_steps or self.warmup_start == 1)
+        does_not_fall = isinstance(self._decay, decays.NoDecay | decays.Plateau)
+        return does_not_fall and (not self.warmup_steps or self.warmup_start == 1)
 
     @property
     def cycles_momentum(self) -> bool:
         """Whether the momentum of the optimizer also changes."""
-        return isinstance(self._decay, OneCycle) and self._decay.cycle_momentum
+        return isinstance(self._decay, decays.OneCycle) and self._decay.cycle_momentum
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate of a step.
@@ -268,8 +214,10 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def momentum(self, step: Any) -> tf.Tensor:
         """Returns the momentum of a step, like `__call__`; defined only if `cycles_momentum`."""
-        assert isinstance(self._decay, OneCycle)
-        return momentum(self._decay, self._position(step).progress)
+        assert isinstance(self._decay, decays.OneCycle)
+        low, high, progress = self._decay.base_momentum, self._decay.max_momentum, self._position(step).progress
+        rise, fall = _rise_and_fall(self._decay, progress)
+        return ops.where(progress < self._decay.pct_start, high + (low - high) * rise, low + (high - low) * fall)
 
     def _position(self, step: Any) -> RunProgress:
         step = ops.cast(step, "int64")

@@ -35,30 +35,18 @@ class Outcome(enum.IntEnum):
 
 
 class RangeResult(NamedTuple):
-    """The result of a range of tickets.
+    """The result of a range of tickets."""
 
-    Attributes:
-      losses: loss of each ticket, in order; if `is_finite` is False, the last one is not finite.
-      updates: the updates, in order.
-      is_finite: whether all losses and gradients were finite.
-      norm: gradient norm of the last ticket, if its worker has computed it.
-      dropped_rows: number of rows of the tickets that no update has used.
-      rejections: number of gradients that were rejected or dropped because they were too old.
-      scale: state of the loss scale; empty without loss scaling.
-      numbers: indices of the examples of each ticket; only for worker 0.
-      metrics: values of the metric variables, summed over workers; only for worker 0.
-      work: work of each worker, also of lost ones; see `tfdist.synchronization.server_updates.Statistics`.
-    """
-
-    losses: Sequence[float]
-    updates: Sequence[Update]
-    is_finite: bool
-    norm: float = 0.0
-    dropped_rows: int = 0
-    rejections: int = 0
-    scale: Sequence[float] = ()
-    numbers: Sequence[np.ndarray] = ()
-    metrics: Sequence[np.ndarray] = ()
+    losses: Sequence[float]  # loss of each ticket, in order; if `is_finite` is False, the last one is not finite
+    updates: Sequence[Update]  # the updates, in order
+    is_finite: bool  # whether all losses and gradients were finite
+    norm: float = 0.0  # gradient norm of the last ticket, if its worker has computed it
+    dropped_rows: int = 0  # number of rows of the tickets that no update has used
+    rejections: int = 0  # number of gradients that were rejected or dropped because they were too old
+    scale: Sequence[float] = ()  # state of the loss scale; empty without loss scaling
+    numbers: Sequence[np.ndarray] = ()  # indices of the examples of each ticket; only for worker 0
+    metrics: Sequence[np.ndarray] = ()  # values of the metric variables, summed over workers; only for worker 0
+    # Work of each worker, also of lost ones; see `tfdist.synchronization.server_updates.Statistics`.
     work: Sequence[Mapping[str, float]] = ()
 
 
@@ -252,7 +240,7 @@ class Coordinator:
         loss_scale: float = 0.0,
         arrays: Sequence[np.ndarray] = (),
     ) -> Outcome:
-        """Orders the update of a gradient that all servers have; the staleness rule may delay or reject it.
+        """Orders the update of a gradient that all servers have; returns what happens to it by the rule of staleness.
 
         Args:
           worker: rank of the worker.
@@ -266,9 +254,6 @@ class Coordinator:
           rows: numbers of rows of the share and of the ticket.
           loss_scale: see `Update`.
           arrays: indices of the examples, and the worker's metric variables since the range was opened.
-
-        Returns:
-          What happens to the gradient.
         """
         with self._changed:
             order = self._order
@@ -358,14 +343,10 @@ class Coordinator:
     def gather(
         self, message: Message, key: str, member: int, members: int | None = None, receiver: int | None = None
     ) -> Message:
-        """Returns the arrays of all members, in order, once all have called it with this key.
+        """Returns the arrays of all members, in order, once all have called it with this unique key.
 
-        Args:
-          message: message with this member's arrays.
-          key: unique name of the operation.
-          member: number of the caller, in [0, members).
-          members: number of callers; None for all workers that are not lost. The answer has their numbers as `members`.
-          receiver: the only member that gets the arrays; None for all.
+        Without a number of `members`, they are all workers that are not lost; the answer has their numbers as `members`. If
+        there is a `receiver`, it is the only member that gets the arrays.
         """
         with self._changed:
             if members is None:

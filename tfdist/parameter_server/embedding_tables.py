@@ -36,10 +36,7 @@ _ids_by_table: contextvars.ContextVar[dict[int, list[tf.Tensor]] | None] = conte
 class RemoteVariable:
     """A variable without a copy on the worker: reading fetches its value, and assigning on the chief sends it.
 
-    Attributes:
-      shape: its shape.
-      dtype: its dtype.
-      device: placement of operations on it; "" for any device.
+    Operations on it are placed on any device.
     """
 
     device = ""
@@ -285,14 +282,11 @@ class EmbeddingTables:
     def _record_ids(self, batch: Any) -> list[tf.Tensor]:
         """Runs a forward pass to determine the ids, by table."""
         ids_by_table: dict[int, list[tf.Tensor]] = {number: [] for number in self.numbers}
-        token = _ids_by_table.set(ids_by_table)
-        try:
-            batch = batch.batch if isinstance(batch, ReplicaRows) else batch
-            x, *_ = keras.utils.unpack_x_y_sample_weight(batch)
-            with using(OneReplica()), keras.StatelessScope():  # discards the layers' assignments
-                self._model(x, training=True)
-        finally:
-            _ids_by_table.reset(token)
+        batch = batch.batch if isinstance(batch, ReplicaRows) else batch
+        x, *_ = keras.utils.unpack_x_y_sample_weight(batch)
+        recording = keras_internals.context_value(_ids_by_table, ids_by_table)
+        with recording, using(OneReplica()), keras.StatelessScope():  # discards the layers' assignments
+            self._model(x, training=True)
         return [tf.concat([tf.zeros([0], tf.int64), *ids_by_table[number]], 0) for number in self.numbers]
 
     def _lookup(self, number: int, layer: Any, inputs: Any) -> Any:
@@ -346,17 +340,13 @@ def _check_updates_rows(optimizer: keras.Optimizer) -> None:
 
 
 class LocalTables(EmbeddingTables):
-    """The tables of a model with a row per key, which are updated in this process, in compiled steps.
-
-    Attributes:
-      variable_ids: numbers of the tables, by the `id` of their variables.
-    """
+    """The tables of a model with a row per key, which are updated in this process, in compiled steps."""
 
     def __init__(self, strategy: Strategy, model: keras.Model, optimizer: keras.Optimizer):
         """Connects the tables with the slots of the optimizer, which is built."""
         weights = list(model.trainable_variables)
         super().__init__(strategy, None, weights, model)
-        self.variable_ids = {id(variable): number for number, variable in self._variables.items()}
+        self.variable_ids = {id(variable): number for number, variable in self._variables.items()}  # numbers of tables
         owners = keras_internals.slot_owners(optimizer, weights, ())
         for number in self.numbers:  # before its first update, an optimizer has not used restored slots
             slots = [slot for slot, owner in zip(optimizer.variables, owners, strict=True) if owner == number]

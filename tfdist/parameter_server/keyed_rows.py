@@ -39,13 +39,9 @@ def rows_initializer(initializer: keras.Initializer) -> Mapping[str, Any]:
 
 
 def initial_rows(initializer: Mapping[str, Any], keys: np.ndarray, width: int, dtype: Any) -> np.ndarray:
-    """Returns the initial rows of keys, [keys, width], a function of the seed and the key: of no order and no server.
+    """Returns the initial rows of int64 keys, [keys, width], a function of the seed and the key: of no order and no server.
 
-    Args:
-      initializer: result of `rows_initializer`.
-      keys: int64 [keys].
-      width: number of columns.
-      dtype: dtype of the rows.
+    `initializer` is a result of `rows_initializer`.
     """
     shape, name = (len(keys), width), initializer["name"]
     if name in ("Zeros", "Constant"):
@@ -137,11 +133,9 @@ class KeyedRows(TableRows, KeyedTable):
     """
 
     def __init__(self, form: TableForm, variable: keras.Variable | None = None):
-        """Creates an empty table.
+        """Creates an empty table of the shape [1, width], whose initializer is a result of `rows_initializer`.
 
-        Args:
-          form: its description; the shape is [1, width], and the initializer a result of `rows_initializer`.
-          variable: the variable that the optimizer updates; by default a new one.
+        `variable` is the variable that the optimizer updates; by default a new one.
         """
         assert form.rule and form.initializer
         no_row = tf.zeros(form.shape, form.dtype)

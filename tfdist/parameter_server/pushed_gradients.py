@@ -18,7 +18,7 @@ from tfdist.config.staleness import PUSHED_METHODS
 from tfdist.coordination.calls import ALIGNMENT
 from tfdist.distribution.strategy import State
 from tfdist.gradients import ErrorFeedback, Reducer, ReductionResult
-from tfdist.gradients.compression import EXACT, AllGatherReducer, create
+from tfdist.gradients.compression import EXACT, CodecReducer, create
 from tfdist.gradients.reducer import split_at, tensor_specs
 
 
@@ -94,10 +94,10 @@ class PushReducer(Reducer):
 
 
 @functools.cache
-def _decoder(method: str) -> AllGatherReducer:
+def _decoder(method: str) -> CodecReducer:
     reducer = create_push_reducer(method)
     reducer = reducer.inner if isinstance(reducer, ErrorFeedback) else reducer
-    assert isinstance(reducer, AllGatherReducer)
+    assert isinstance(reducer, CodecReducer)
     return reducer
 
 

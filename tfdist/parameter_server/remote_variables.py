@@ -121,11 +121,7 @@ class RemoteVariables(OptimizerShards):
         return isinstance(variable, keras.Variable) and isinstance(keras_internals.value_of(variable), RemoteVariable)
 
     def define(self, optimizer: keras.Optimizer, clip: Clip) -> str:
-        """Creates the variables on the servers with the values of this process, the chief.
-
-        Returns:
-          The reason why the servers reject the optimizer; "" if they accept it.
-        """
+        """Creates the variables on the servers with the values of this process, the chief; see `Servers.define`."""
         excluded_names = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
 
         def form(variable: keras.Variable) -> tuple[str, Any, bool]:
@@ -163,8 +159,7 @@ class RemoteVariables(OptimizerShards):
     ) -> tuple[list[int], list[np.ndarray], float]:
         """Assigns weights and states of at least this version, and the rows `ids` of each table; see `Servers.pull`.
 
-        Returns:
-          The version of each server, the states, and the latest gradient norm that was requested.
+        Returns the version of each server, the states, and the latest gradient norm that was requested.
         """
         versions, weights, states, norm = self.servers.pull(version, ids)
         for number, (variable, value) in enumerate(zip(self._weights, weights, strict=True)):

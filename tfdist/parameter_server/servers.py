@@ -29,14 +29,10 @@ BY_ROWS = -1  # placement of a table, instead of a server
 def placement_of(
     sizes: Sequence[tuple[str, int]], tables: Collection[int], servers: int, method: str = BY_SIZE
 ) -> list[int]:
-    """Returns the server of each variable, or `BY_ROWS` for tables.
+    """Returns the server of each variable, given its path and bytes, or `BY_ROWS` for tables, given their indices.
 
-    Args:
-      sizes: path and bytes of each variable.
-      tables: indices of the variables that are split by rows over all servers.
-      servers: number of servers.
-      method: `BY_SIZE`, see `place_by_size`; `ROUND_ROBIN`, in turn; or `HASH`, by a hash of the path, so that a variable's
-        server does not depend on other variables.
+    The method is `BY_SIZE`, see `place_by_size`; `ROUND_ROBIN`, in turn; or `HASH`, by a hash of the path, so that a
+    variable's server does not depend on other variables.
     """
     dense = [number for number in range(len(sizes)) if number not in tables]
     if method == BY_SIZE:
@@ -125,7 +121,8 @@ class Servers:
     ) -> tuple[Outcome, Any]:
         """Pushes a gradient, commits it with the work once all servers have it, and takes the next ticket.
 
-        Calls to a single server are sent together, in one round trip; then, the bytes of the push are part of the next commit.
+        Returns the answers of `Coordinator.commit` and `Coordinator.take`. Calls to a single server are sent together, in one
+        round trip; then, the bytes of the push are part of the next commit.
 
         Args:
           ticket: the ticket.
@@ -133,9 +130,6 @@ class Servers:
           pushes: the result of `push_messages`; empty for a gradient that is not finite.
           meanwhile: called before it waits for the answers.
           **values: see `Coordinator.commit`.
-
-        Returns:
-          The answers of `Coordinator.commit` and `Coordinator.take`.
         """
         if self.count > 1 and pushes:
             self._call_all("push", pushes)
@@ -195,7 +189,7 @@ class Servers:
         tables: Mapping[int, TableForm],
         **options: Any,
     ) -> str:
-        """Creates the variables.
+        """Creates the variables; returns the reason why the servers reject the optimizer, or "".
 
         Args:
           weights: values of the weights other than tables, by number.
@@ -203,9 +197,6 @@ class Servers:
           forms: path, constraint, and whether there is no decay, of all weights; see `VariableServer.define`.
           tables: descriptions of the tables.
           **options: see `VariableServer.define`.
-
-        Returns:
-          The reason why the servers reject the optimizer; "" if they accept it.
         """
         messages = []
         for server in range(self.count):

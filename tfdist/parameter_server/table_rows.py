@@ -16,20 +16,14 @@ _MAX_MEMORY_BYTES = 64 << 20  # larger tables are read into a file
 
 
 class TableForm(NamedTuple):
-    """A description of a table, from which a server creates its part.
+    """A description of a table, from which a server creates its part."""
 
-    Attributes:
-      path: path of the variable.
-      shape: shape of the whole table.
-      dtype: name of its dtype.
-      initializer: see `keras_internals.rows_initializer`; None if the values are written later.
-      rule: `admit_after` and `evict_after` of a table with a row per key, see `KeyedRows`; None if rows are numbered.
-    """
-
-    path: str
-    shape: tuple[int, int]
-    dtype: str
+    path: str  # path of the variable
+    shape: tuple[int, int]  # shape of the whole table
+    dtype: str  # name of its dtype
+    # See `keras_internals.rows_initializer`; None if the values are written later.
     initializer: Mapping[str, Any] | None
+    # `admit_after` and `evict_after` of a table with a row per key, see `KeyedRows`; None if rows are numbered.
     rule: tuple[int, int] | None = None
 
 
@@ -147,9 +141,7 @@ class TableRows:
     def set_slots(self, slots: Sequence[keras.Variable], *, lazy: bool) -> None:
         """Sets the optimizer slots of the table.
 
-        Args:
-          slots: the slots.
-          lazy: whether an update changes only the rows in use, in buffers that take the place of the table and of its slots.
+        With `lazy`, an update changes only the rows in use, in buffers that take the place of the table and of its slots.
         """
         self.tables[1:] = map(keras_internals.value_of, slots)
         self._updated_variables = [self.variable, *slots] if lazy else []

@@ -11,36 +11,23 @@ from typing import NamedTuple
 
 
 class Update(NamedTuple):
-    """One update of the weights.
+    """One update of the weights."""
 
-    Attributes:
-      version: version of the weights that it updates.
-      ticket: the step whose rows it uses.
-      workers: ranks whose shares of the gradient are added, in this order.
-      versions: for each worker, the version of the weights on each server from which it computed its gradient.
-      factor: by which the gradient is multiplied after clipping; 0 if it is dropped or not finite, so that only the version
-        changes.
-      row_factor: by which the sum of the shares is multiplied before clipping: the rows of the batch over those of the shares.
-      loss_scale: factor of the loss with which the gradient was computed; 0 without loss scaling.
-      reads: in a replay, for each server, number of reads of `version` that precede the update; otherwise empty.
-    """
-
-    version: int
-    ticket: int
-    workers: tuple[int, ...]
+    version: int  # version of the weights that it updates
+    ticket: int  # the step whose rows it uses
+    workers: tuple[int, ...]  # ranks whose shares of the gradient are added, in this order
+    # For each worker, the version of the weights on each server from which it computed its gradient.
     versions: tuple[int, ...] = ()
+    # Factor of the gradient after clipping; 0 if it is dropped or not finite, so that only the version changes.
     factor: float = 1.0
+    # Factor of the sum of the shares before clipping: the rows of the batch over those of the shares.
     row_factor: float = 1.0
-    loss_scale: float = 0.0
-    reads: tuple[int, ...] = ()
+    loss_scale: float = 0.0  # factor of the loss with which the gradient was computed; 0 without loss scaling
+    reads: tuple[int, ...] = ()  # in a replay, for each server, reads of `version` that precede the update; or empty
 
 
 class UpdateOrder(abc.ABC):
-    """Decides which reads and updates may happen.
-
-    Attributes:
-      version: number of updates so far.
-    """
+    """Decides which reads and updates may happen; `version` is the number of updates so far."""
 
     def __init__(self, version: int = 0):
         self.version = version
@@ -202,14 +189,9 @@ class Recorded(UpdateOrder):
 
 
 def check_recorded(updates: Sequence[Update], first: int, workers: int, servers: int, has_tables: bool = False) -> str:
-    """Returns why `Recorded` cannot repeat the updates of a range of tickets; "" if it can.
+    """Returns why `Recorded` cannot repeat the updates of a range of tickets, from `first` on; "" if it can.
 
-    Args:
-      updates: the recorded updates.
-      first: the first ticket, and the version before it.
-      workers: number of workers.
-      servers: number of servers.
-      has_tables: whether each ticket needs other rows of embedding tables.
+    If there are embedding tables, each ticket needs other rows of them.
     """
     other_calls = "other calls: use its --log_every, --steps_per_call and --checkpoint_every"
     last_updates: dict[int, Update] = {}  # by worker
@@ -239,13 +221,7 @@ class Synchronous(UpdateOrder):
     """
 
     def __init__(self, needed_shares: int, version: int = 0, *, bound: int = 0):
-        """Initializes the order.
-
-        Args:
-          needed_shares: number of shares of an update.
-          version: number of earlier updates.
-          bound: number of tickets that a worker may be ahead, at least 0.
-        """
+        """Initializes the order, given the number of shares of an update, and of tickets that a worker may be ahead."""
         super().__init__(version)
         self._bound, self._needed_shares = bound, needed_shares
         self._rows: dict[int, dict[int, int]] = collections.defaultdict(dict)  # of shares, by ticket and worker

@@ -81,7 +81,7 @@ class QuantizedActivations(ActivationCompression):
     def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
         if not _is_large(spec):
             return message
-        vector, _ = self._coder.decode(message, spec.shape.num_elements(), wire)
+        vector, _ = self._coder.sum(message, 1, spec.shape.num_elements(), wire)
         return tf.cast(tf.reshape(vector, spec.shape), spec.dtype)
 
     def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:

@@ -27,8 +27,7 @@ from tfdist.step.partitioned_step import Division
 _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weight of scalars", default=None)
 
 
-@contextlib.contextmanager
-def weight_scalars(weight: tf.Tensor | None) -> Iterator[None]:
+def weight_scalars(weight: tf.Tensor | None) -> contextlib.AbstractContextManager[None]:
     """Context in which `keras.metrics.Mean` and its subclasses weight scalars that have no sample weight.
 
     Values with rows are averaged over rows as usual. A scalar in `keras.metrics.Sum` is added unchanged, because it may be
@@ -39,11 +38,7 @@ def weight_scalars(weight: tf.Tensor | None) -> Iterator[None]:
       weight: floating-point scalar; the replica's fraction of the rows of a batch. None for unpatched Keras.
     """
     _patch()
-    token = _weight.set(weight)
-    try:
-        yield
-    finally:
-        _weight.reset(token)
+    return keras_internals.context_value(_weight, weight)
 
 
 @functools.cache

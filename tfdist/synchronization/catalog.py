@@ -9,18 +9,21 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip
 from tfdist.step.compression import Compression
-from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
 from tfdist.synchronization.elastic_averaging import ElasticSynchronizer
-from tfdist.synchronization.federated import FederatedSynchronizer, round_specs
+from tfdist.synchronization.federated import FederatedSynchronizer
 from tfdist.synchronization.interface import WeightSynchronizer
 from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSynchronizer
 from tfdist.synchronization.server_updates import ServerSynchronizer
 from tfdist.synchronization.streaming import StreamingSynchronizer
 
 # Those that are no `PeriodicSynchronizer`.
-_SYNCHRONIZERS: dict[type[Sync], Any] = {EASGD: ElasticSynchronizer, HierarchicalLocalSGD: HierarchicalSynchronizer}
+_SYNCHRONIZERS: dict[type[Sync], Any] = {
+    EASGD: ElasticSynchronizer,
+    FedAvg: FederatedSynchronizer,
+    HierarchicalLocalSGD: HierarchicalSynchronizer,
+}
 
 
 def make_synchronizer(
@@ -47,10 +50,6 @@ def make_synchronizer(
             "Replicas that train locally cannot normalize over all replicas. Received: "
             f"sync={sync} and {normalization_layers[0].path}. Use --batch_norm=local, or --sync=every_step."
         )
-    weights, create_reducer = list(model.trainable_variables), lambda specs: compression.reducer(specs, {}, ())
-    if isinstance(sync, FedAvg):
-        specs = round_specs(weights)
-        return FederatedSynchronizer(sync, model, strategy, Reduction(create_reducer(specs), specs, store, "exchange/"))
     streams = isinstance(sync, LocalSGD) and not sync.is_blocking
     kind: Any = StreamingSynchronizer if streams else _SYNCHRONIZERS.get(type(sync), PeriodicSynchronizer)
-    return kind(sync, model, strategy, create_reducer, store)
+    return kind(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)

@@ -41,6 +41,7 @@ class GlobalWeights:
 
     Attributes:
       copies: the copies, in the order of the weights.
+      optimizer_variables: the outer optimizer's state.
       variables: the copies and the outer optimizer's state.
     """
 
@@ -55,12 +56,8 @@ class GlobalWeights:
             self._optimizer = outer_optimizer(outer)
             if self._optimizer is not None:
                 self._optimizer.build(self.copies)
-        self.variables = [*self.copies, *(self._optimizer.variables if self._optimizer else [])]
-
-    @property
-    def optimizer_variables(self) -> list[keras.Variable]:
-        """Variables of the outer optimizer."""
-        return self.variables[len(self.copies) :]
+        self.optimizer_variables = self._optimizer.variables if self._optimizer else []
+        self.variables = [*self.copies, *self.optimizer_variables]
 
     def values(self) -> list[tf.Tensor]:
         """Returns the global weights. In a replica function."""
@@ -70,15 +67,14 @@ class GlobalWeights:
         """Assigns values that are equal on all replicas. In a replica function."""
         assign(self.copies, values)
 
-    def take_weights(self, weights: Sequence[keras.Variable]) -> None:
+    def take_weights(self) -> None:
         """Assigns the replicas' weights, which must be equal on all replicas. In a replica function."""
-        self.assign(read_variables(weights))
+        self.assign(read_variables(self._weights))
 
     def update(self, changes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Updates the global weights and returns them. In a replica function.
 
-        Args:
-          changes: global weights minus the mean of the replicas' weights: the outer optimizer's gradient.
+        The outer optimizer's gradients are `changes`: global weights minus the mean of the replicas' weights.
         """
         if self._optimizer is None:
             self.assign([value - change for value, change in zip(self.values(), changes, strict=True)])
@@ -124,15 +120,11 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
 
 
 class ExchangeResult(NamedTuple):
-    """The result of an exchange, on each replica.
+    """The result of an exchange, on each replica."""
 
-    Attributes:
-      divergence: scalar; root mean square over replicas of the distance to their mean, over the norm of the mean.
-      rows: scalar; rows on which all replicas have trained, as a multiple of an equal share.
-    """
-
+    # Scalar; root mean square over replicas of the distance to their mean, over the norm of the mean.
     divergence: tf.Tensor
-    rows: tf.Tensor
+    rows: tf.Tensor  # scalar; rows on which all replicas have trained, as a multiple of an equal share
 
 
 def tensor_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
@@ -152,8 +144,6 @@ class Exchange:
     `exchange` neither reads nor changes variables of the steps, so both may run concurrently.
 
     Attributes:
-      weights: the trainable variables.
-      global_weights: the global weights.
       own_variables: the weights that each replica sent, if replicas keep their local progress; else empty.
       all_rows: scalar per replica; rows that the steps have counted.
       reduction: sums messages over replicas.
@@ -174,25 +164,16 @@ class Exchange:
         optimizer_state: str = "local",
         statistics: Sequence[keras.Variable] = (),
     ):
-        """Creates the variables.
+        """Creates the variables; `name` is that of messages and state.
 
-        Args:
-          weights: trainable variables.
-          strategy: strategy of the replicas.
-          create_reducer: returns the reducer of changes, given their specs.
-          store: stores the state of the exchange.
-          outer: see `GlobalWeights`.
-          name: name of messages and state.
-          mixing: see `LocalSGD.effective_mixing`.
-          optimizer: optimizer of the replicas; only for a state that is not local.
-          optimizer_state: "local", "averaged" or "reset".
-          statistics: variables to average.
+        See `GlobalWeights` for `outer` and `LocalSGD.effective_mixing` for `mixing`. The state of the optimizer, which is only
+        needed if the state is not local, is "local", "averaged" or "reset"; `statistics` are averaged.
         """
         self.weights, self.global_weights = list(weights), GlobalWeights(weights, strategy, outer)
         self.recording: Recording | None = None
         self._strategy, self._name, self._mixing = strategy, name, mixing
         self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
-        self._initial_slots = InitialState(optimizer) if optimizer_state == "reset" else None
+        self._initial_slots = initial_slot_function(optimizer) if optimizer_state == "reset" else None
         self._statistics = list(statistics)
         specs = tensor_specs(weights)
         self.reduction = Reduction(create_reducer(specs), specs, store, f"{name}/")
@@ -209,7 +190,7 @@ class Exchange:
 
     def take_weights(self) -> None:
         """Assigns the weights, which are equal on all replicas, to the global weights."""
-        self.global_weights.take_weights(self.weights)
+        self.global_weights.take_weights()
         self._rows_sent.assign(tf.convert_to_tensor(self.all_rows))
 
     def run(self, expected_rows: tf.Tensor) -> ExchangeResult:
@@ -225,8 +206,7 @@ class Exchange:
     def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the message of the replica.
 
-        Args:
-          expected_rows: scalar of dtype floatx; rows since the last exchange of a replica with an equal share.
+        `expected_rows` is a scalar of dtype floatx: rows since the last exchange of a replica with an equal share.
         """
         # Relative to an equal share, which preserves the magnitude of changes for lossy dtypes.
         rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
@@ -261,7 +241,7 @@ class Exchange:
     def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
         """Returns the optimizer's new state, unless it stays local, and the averaged statistics. In a replica function."""
         if self._initial_slots is not None:
-            slots = self._initial_slots.tensors()
+            slots = self._initial_slots()
         else:
             slots = read_variables(self._slots)
             slots = weighted_mean(slots, rows, all_rows, collectives) if slots else []
@@ -318,12 +298,9 @@ def weighted_mean(
 def replica_mean(
     variables: Sequence[keras.Variable], strategy: Strategy, rows: Callable[[], tf.Tensor]
 ) -> TemporaryValues:
-    """Returns a context in which variables have their mean over the replicas. Cost: one all-reduce of the variables.
+    """Returns a context in which replicas' own variables have their mean. Cost: one all-reduce of the variables.
 
-    Args:
-      variables: variables with a separate value on each replica.
-      strategy: strategy of the replicas.
-      rows: replica function that returns the replica's weight, a scalar; if all are zero, the mean is unweighted.
+    `rows` is a replica function that returns the replica's weight, a scalar; if all are zero, the mean is unweighted.
     """
 
     def means(values: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -335,29 +312,23 @@ def replica_mean(
     return TemporaryValues(variables, strategy, means, values_differ=lambda: strategy.replicas > 1)
 
 
-class InitialState:
-    """The initial state of an optimizer, for resets; memory: one number per variable."""
+def initial_slot_function(optimizer: keras.Optimizer) -> Callable[[], list[tf.Tensor]]:
+    """Returns a replica function that returns the initial `keras_internals.slots` of a built optimizer, for resets.
 
-    def __init__(self, optimizer: keras.Optimizer):
-        """Stores the values of a built optimizer before the first update.
+    Memory: one number per variable.
 
-        Raises:
-          InputError: the initial state is not constant, or has already changed.
-        """
-        self._slots = keras_internals.slots(optimizer)
-        values = keras_internals.initial_slot_values(optimizer)
-        if values is None:
-            raise InputError(
-                "The optimizer's state, which is reset, must begin at constants. Received: "
-                f"{type(optimizer).__name__}, whose state begins as a copy of the weights, at other values, or has "
-                "already been updated. Use a new optimizer, such as AdamW, or a sync that does not reset it."
-            )
-        self._values = values
-
-    def tensors(self) -> list[tf.Tensor]:
-        """Returns the values of `keras_internals.slots` of the optimizer. In a replica function."""
-        pairs = zip(self._slots, self._values, strict=True)
-        return [tf.fill(slot.shape, tf.cast(number, slot.dtype)) for slot, number in pairs]
+    Raises:
+      InputError: the initial state is not constant, or has already changed.
+    """
+    slots, values = keras_internals.slots(optimizer), keras_internals.initial_slot_values(optimizer)
+    if values is None:
+        raise InputError(
+            "The optimizer's state, which is reset, must begin at constants. Received: "
+            f"{type(optimizer).__name__}, whose state begins as a copy of the weights, at other values, or has "
+            "already been updated. Use a new optimizer, such as AdamW, or a sync that does not reset it."
+        )
+    pairs = list(zip(slots, values, strict=True))
+    return lambda: [tf.fill(slot.shape, tf.cast(number, slot.dtype)) for slot, number in pairs]
 
 
 def square_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

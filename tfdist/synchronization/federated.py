@@ -28,44 +28,29 @@ from tfdist.step.settings import Settings, named_specs
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.exchange import GlobalWeights, InitialState
+from tfdist.synchronization.exchange import CreateReducer, GlobalWeights, initial_slot_function
 from tfdist.synchronization.interface import WeightSynchronizer
 
 
 class Counts(NamedTuple):
-    """The counts of a replica in a round, scalars of dtype float64.
+    """The counts of a replica in a round, scalars of dtype float64."""
 
-    Attributes:
-      examples: number of examples of its clients.
-      rows: rows on which its clients have trained.
-      loss: sum of the loss over these rows.
-      not_finite: number of batches whose loss or gradients were not finite; the replica stops after the first one.
-    """
-
-    examples: tf.Variable
-    rows: tf.Variable
-    loss: tf.Variable
+    examples: tf.Variable  # number of examples of its clients
+    rows: tf.Variable  # rows on which its clients have trained
+    loss: tf.Variable  # sum of the loss over these rows
+    # Number of batches whose loss or gradients were not finite; the replica stops after the first.
     not_finite: tf.Variable
 
 
 class Round(NamedTuple):
-    """The reduced results of a round, equal on all replicas, except `reducer_state`.
+    """The reduced results of a round, equal on all replicas, except `reducer_state`."""
 
-    Attributes:
-      change: for each weight, the mean over clients of x - w_k.
-      statistics: for each moving statistic and integer of a layer, its mean over clients.
-      reducer_state: the reducer's new state.
-      loss: scalar of dtype floatx; mean over all rows; NaN if a client's loss was not finite.
-      finite: scalar bool; whether all losses and changes were finite.
-      norm: scalar of dtype floatx; norm of `change`.
-    """
-
-    change: list[tf.Tensor]
-    statistics: list[tf.Tensor]
-    reducer_state: list[tf.Tensor]
-    loss: tf.Tensor
-    finite: tf.Tensor
-    norm: tf.Tensor
+    change: list[tf.Tensor]  # for each weight, the mean over clients of x - w_k
+    statistics: list[tf.Tensor]  # for each moving statistic and integer of a layer, its mean over clients
+    reducer_state: list[tf.Tensor]  # the reducer's new state
+    loss: tf.Tensor  # scalar of dtype floatx; mean over all rows; NaN if a client's loss was not finite
+    finite: tf.Tensor  # scalar bool; whether all losses and changes were finite
+    norm: tf.Tensor  # scalar of dtype floatx; norm of `change`
 
 
 class RoundState:
@@ -75,14 +60,11 @@ class RoundState:
     on each replica: three variables per trainable variable, including `GlobalWeights`, and two per moving statistic.
 
     Attributes:
-      weights: trainable variables of the model.
-      global_weights: the global weights.
       changes: for each weight, the sum over a replica's clients of n_k (x - w_k).
       statistics: moving statistics of the model, such as those of BatchNormalization, and integer and bool variables of
         its layers, such as counters.
       statistics_sums: for each of them, the sum over a replica's clients of n_k times its value, or for integers, of n_k
         times its change, which is exact.
-      counts: counts of the current round.
       recording: the calls of the latest trace that send changes.
     """
 
@@ -91,7 +73,7 @@ class RoundState:
         self.recording: Recording | None = None
         self._optimizer = inner_optimizer(model.optimizer)
         self._slots = keras_internals.slots(self._optimizer)
-        self._initial_slots = InitialState(self._optimizer)
+        self._initial_slots = initial_slot_function(self._optimizer)
         self.weights = list(model.trainable_variables)
         self.statistics = [*keras_internals.moving_statistics(model), *randomness.counters(model)]
         self.global_weights = GlobalWeights(model.trainable_variables, strategy, outer)
@@ -107,10 +89,9 @@ class RoundState:
             total.assign(tf.zeros(total.shape, total.dtype))
         assign(self._initial_statistics, [statistic.value for statistic in self.statistics])
 
-    def begin_client(self) -> None:
-        """Assigns the global weights and statistics, and resets the optimizer."""
-        self._assign_weights(self.global_weights.values(), 0)
-        self._assign_statistics(self._initial_statistics)
+    def reset(self, updates: tf.Tensor | int = 0) -> None:
+        """Assigns the global weights and statistics, and resets the optimizer, with this number of updates."""
+        self._assign(self.global_weights.values(), self._initial_statistics, updates)
 
     def end_client(self, examples: tf.Tensor) -> None:
         """Adds the changes of a client with this number of examples."""
@@ -130,11 +111,9 @@ class RoundState:
         return [mean if initial.dtype.is_floating else _add_change(initial, mean) for mean, initial in pairs]
 
     def reduce(self, examples: float) -> Round:
-        """Reduces the sums of all replicas.
+        """Reduces the sums of all replicas, divided by the expected examples of a replica in a round.
 
-        Args:
-          examples: expected examples of a replica in a round. Changes are divided by it, which preserves their magnitude
-            for lossy dtypes.
+        This preserves the magnitude of changes for lossy dtypes.
         """
         floatx = keras.config.floatx()
         self.recording = Recording(self._strategy.step_collectives)
@@ -155,29 +134,16 @@ class RoundState:
         """Updates the global weights and all state after round `number`."""
         weights = self.global_weights.update(result.change)
         # The number of rounds done becomes the optimizer's number of updates.
-        self._assign_weights(weights, number + 1)
-        self._assign_statistics(result.statistics)
+        self._assign(weights, result.statistics, number + 1)
         self._reduction.assign(result.reducer_state)
 
-    def undo(self, number: tf.Tensor) -> None:
-        """Restores the state before round `number`."""
-        self._assign_weights(self.global_weights.values(), number)
-        self._assign_statistics(self._initial_statistics)
-
-    def take_weights(self) -> None:
-        """Assigns the model's weights, which are equal on all replicas, to the global weights."""
-        self.global_weights.take_weights(self.weights)
-
-    def _assign_statistics(self, values: Sequence[tf.Tensor | tf.Variable]) -> None:
-        with self._strategy.own_copies(self.statistics):
-            assign(self.statistics, [tf.convert_to_tensor(value) for value in values])
-
-    def _assign_weights(self, values: Sequence[tf.Tensor], updates: tf.Tensor | int) -> None:
-        """Assigns weights and a number of updates, and resets the optimizer's state."""
+    def _assign(
+        self, weights: Sequence[tf.Tensor], statistics: Sequence[tf.Tensor | tf.Variable], updates: tf.Tensor | int
+    ) -> None:
         count = self._optimizer.iterations
-        with self._strategy.own_copies([*self.weights, *self._slots, count]):
-            assign(self.weights, values)
-            assign(self._slots, self._initial_slots.tensors())
+        variables = [*self.weights, *self._slots, *self.statistics]
+        with self._strategy.own_copies([*variables, count]):
+            assign(variables, [*weights, *self._initial_slots(), *map(tf.convert_to_tensor, statistics)])
             count.assign(tf.cast(updates, count.dtype))
 
 
@@ -215,20 +181,13 @@ class ClientGradients(GradientSource):
 
     def _row_gradients(self, *args: Any) -> LocalGradients:
         gradients, value = super()._row_gradients(*args)
-        if not self.sync.proximal:
-            return LocalGradients(gradients, value)
-        proximal_gradients = [
-            tf.constant(self.sync.proximal, x.dtype) * (tf.convert_to_tensor(w.value) - x)
-            for w, x in zip(self.variables, self._global_weights.values(), strict=True)
-        ]
-        return LocalGradients(
-            [tf.convert_to_tensor(g) + term for g, term in zip(gradients, proximal_gradients, strict=True)], value
-        )
-
-
-def round_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
-    """Returns the specs of an exchange's message: a change per variable, and the counts."""
-    return named_specs(weights, *(f"exchange/{name}" for name in Counts._fields))
+        if self.sync.proximal:
+            triples = zip(gradients, self.variables, self._global_weights.values(), strict=True)
+            gradients = [
+                tf.convert_to_tensor(g) + tf.constant(self.sync.proximal, x.dtype) * (tf.convert_to_tensor(w.value) - x)
+                for g, w, x in triples
+            ]
+        return LocalGradients(gradients, value)
 
 
 def _divide_by_examples(totals: Sequence[tf.Variable], examples: float) -> list[tf.Tensor]:
@@ -247,7 +206,7 @@ class RoundLoop:
     def run(self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         """Runs rounds, up to one that is not finite; see `compile_loop`."""
         # A program or a callback may have assigned weights since the last call.
-        self._strategy.run(self._state.take_weights)
+        self._strategy.run(self._state.global_weights.take_weights)
 
         def run_round(index: tf.Tensor, _: Any) -> tuple[list[tf.Tensor], LoopReport]:
             report, [loss, finite, norm] = self._round(iterator, first_step + tf.cast(index, tf.int64))
@@ -273,7 +232,7 @@ class RoundLoop:
             agree_on_plan(strategy.peers, state.recording.calls)
             self._plan_checked = True
         loss, finite, norm = (strategy.local(value)[0] for value in (result.loss, result.finite, result.norm))
-        run_if(finite, lambda: strategy.run(state.apply, result, number), lambda: strategy.run(state.undo, number))
+        run_if(finite, lambda: strategy.run(state.apply, result, number), lambda: strategy.run(state.reset, number))
         return report, [loss, finite, norm]
 
     def _local_steps(self, iterator: Iterator[Any], number: tf.Tensor) -> LoopReport:
@@ -285,13 +244,10 @@ class RoundLoop:
             assert isinstance(turn, ReplicaTurn)
             with _schedule_scope(self._step.optimizer, number):
                 result = strategy.run(self._train, turn, number)
-            wait_seconds, compute_seconds = (
-                strategy.local(result.arrival_time)[0] - start_time,
-                tf.stack(strategy.local(result.compute_seconds)),
-            )
-            return tf.logical_not(strategy.local(turn.is_last)[0]), LoopReport(
-                [], wait_seconds, compute_seconds, numbers
-            )
+            wait_seconds = strategy.local(result.arrival_time)[0] - start_time
+            compute_seconds = tf.stack(strategy.local(result.compute_seconds))
+            report = LoopReport([], wait_seconds, compute_seconds, numbers)
+            return tf.logical_not(strategy.local(turn.is_last)[0]), report
 
         _, report = run_loop(
             run_step, tf.constant(True), tf.int32.max, [], strategy, continues=lambda has_more: has_more
@@ -299,14 +255,12 @@ class RoundLoop:
         return report
 
     def _train(self, turn: ReplicaTurn, number: tf.Tensor) -> ComputeResult:
-        """Computes and applies one step of a client. A replica function, without communication.
+        """Computes and applies one step of a client in round `number`. A replica function, without communication.
 
-        Args:
-          turn: the client's batch; without rows, nothing changes.
-          number: scalar int64; number of the round.
+        Without rows in the client's batch, nothing changes.
         """
         state, counts = self._state, self._state.counts
-        run_if(turn.begins, state.begin_client)
+        run_if(turn.begins, state.reset)
         draw = tf.stack([number, turn.client + self._source.sync.clients * turn.number])
         result = self._step.compute(turn.batch, draw, tf.constant(False))
         is_active = tf.logical_and(turn.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
@@ -338,8 +292,12 @@ def _schedule_scope(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[N
 class FederatedSynchronizer(WeightSynchronizer):
     """Replaces steps by rounds, which exchange weights; between rounds, replicas have equal weights."""
 
-    def __init__(self, sync: FedAvg, model: keras.Model, strategy: Strategy, reduction: Reduction):
+    def __init__(
+        self, sync: FedAvg, model: keras.Model, strategy: Strategy, create_reducer: CreateReducer, store: StateStore
+    ):
         self._sync, self._model, self._strategy = sync, model, strategy
+        specs = named_specs(model.trainable_variables, *(f"exchange/{name}" for name in Counts._fields))
+        reduction = Reduction(create_reducer(specs), specs, store, "exchange/")
         self._state = RoundState(model, strategy, reduction, sync.outer)
         self.variables = self._state.global_weights.optimizer_variables
 

@@ -54,12 +54,7 @@ class WeightSynchronizer:
         return None
 
     def begin(self, step: int, batch_size: int) -> None:
-        """Prepares for training that starts at `step`.
-
-        Args:
-          step: number of updates done.
-          batch_size: size of global batches.
-        """
+        """Prepares for training that starts after `step` updates, with global batches of this size."""
 
     def run_exchanges(self, step: int) -> Mapping[str, float]:
         """Runs the exchanges that are due after `step` updates; returns fields for training records."""

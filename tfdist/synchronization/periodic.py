@@ -38,30 +38,24 @@ class PeriodicSynchronizer(WeightSynchronizer):
     ):
         self._sync, self._strategy, self._create_reducer, self._store = sync, strategy, create_reducer, store
         self._optimizer = inner_optimizer(model.optimizer)
-        self._averages = {id(v): average for v, average in keras_internals.weight_averages(self._optimizer)}
+        averages = {id(v): average for v, average in keras_internals.weight_averages(self._optimizer)}
         self._exchanges = self._make_exchanges(model)
         self.variables = [v for exchange in self._exchanges for v in exchange.global_weights.variables]
         self.own_variables = [v for exchange in self._exchanges for v in exchange.own_variables]
         self._means = [
-            replica_mean([*e.weights, *self._averages_of(e.weights)], strategy, e.rows) for e in self._exchanges
+            replica_mean([*e.weights, *(averages[id(v)] for v in e.weights if id(v) in averages)], strategy, e.rows)
+            for e in self._exchanges
         ]
-        self._averages_mean = replica_mean(list(self._averages.values()), strategy, self._exchanges[0].rows)
+        self._averages_mean = replica_mean(list(averages.values()), strategy, self._exchanges[0].rows)
         self._compiled_functions: dict[Callable[..., Any], Any] = {}
         self._batch_size = 0
         self._last_exchange: int | None = None  # step of the last exchange; None before local training begins
 
     def _make_exchanges(self, model: keras.Model) -> Sequence[Exchange]:
         sync, weights, statistics = self._sync, model.trainable_variables, keras_internals.moving_statistics(model)
-        options = {"optimizer": self._optimizer, "statistics": statistics}
         state = sync.state if isinstance(sync, Averaging) else "local"
-        return [
-            Exchange(
-                weights, self._strategy, self._create_reducer, self._store, sync.outer, optimizer_state=state, **options
-            )
-        ]
-
-    def _averages_of(self, weights: Sequence[keras.Variable]) -> list[keras.Variable]:
-        return [self._averages[id(variable)] for variable in weights if id(variable) in self._averages]
+        options = {"optimizer": self._optimizer, "optimizer_state": state, "statistics": statistics}
+        return [Exchange(weights, self._strategy, self._create_reducer, self._store, sync.outer, **options)]
 
     def is_local_step(self, step: int) -> bool:
         return step >= self._sync.first_local_step
@@ -174,33 +168,30 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
     numbers inside each group. Error feedback sends the error of an exchange in the next one, of any level.
     """
 
-    def __init__(
-        self,
-        sync: HierarchicalLocalSGD,
-        model: keras.Model,
-        strategy: Strategy,
-        create_reducer: CreateReducer,
-        store: StateStore,
-    ):
-        """Creates the global weights.
+    _sync: HierarchicalLocalSGD
+
+    def _make_exchanges(self, model: keras.Model) -> Sequence[Exchange]:
+        """See base class.
 
         Raises:
           InputError: the replicas cannot be divided into groups of these sizes, or the reducer has a state that must be equal
             on all replicas, which groups do not guarantee.
         """
-        sync.groups(strategy.replicas)
+        sync = self._sync
+        sync.groups(self._strategy.replicas)
         specs = tensor_specs(model.trainable_variables)
-        reducer_states = create_reducer(specs).state(specs)
+        reducer_states = self._create_reducer(specs).state(specs)
         if any(state.dtype.is_floating and not state.per_replica for state in reducer_states):
             raise InputError(
                 f"Groups of replicas compress separately, but powersgd needs equal factors on all. Received: sync={sync}. "
                 "Choose another compression, or local_sgd."
             )
-        super().__init__(sync, model, strategy, create_reducer, store)
+        exchanges = super()._make_exchanges(model)
         self._levels = list(zip(sync.periods, sync.group_sizes, strict=False))
         states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.group_sizes]
-        self._level_rows = store.variables(states)
+        self._level_rows = self._store.variables(states)
         self._exchanges_of_levels = [functools.partial(self._exchange_group, level) for level in range(len(states))]
+        return exchanges
 
     def next(self, step: int) -> int | None:
         [(period, _), *_] = self._levels
@@ -230,11 +221,9 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
             variable.assign(self._exchanges[0].all_rows)
 
     def _exchange_group(self, level: int, share: tf.Tensor) -> None:
-        """Replaces the weights by their mean over this replica's group. A replica function.
+        """Replaces the weights by their mean over this replica's group in a level. A replica function.
 
-        Args:
-          level: index of the level.
-          share: scalar of dtype floatx; rows since the level's last exchange of a replica with an equal share.
+        `share` is a scalar of dtype floatx: rows since the level's last exchange of a replica with an equal share.
         """
         _, size = self._levels[level]
         collectives = self._strategy.collectives

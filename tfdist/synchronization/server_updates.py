@@ -67,13 +67,7 @@ class Statistics:
         self._work: dict[tuple[int, str], float] = collections.defaultdict(float)  # by worker and name
 
     def add(self, result: RangeResult, seconds: float, update_seconds: Sequence[float]) -> None:
-        """Adds a range of tickets.
-
-        Args:
-          result: its result for worker 0.
-          seconds: its wall time.
-          update_seconds: for each server, time in which it has applied updates so far.
-        """
+        """Adds the result of a range of tickets for worker 0, its wall time, and each server's seconds of updates so far."""
         self._seconds += seconds
         self._update_seconds = update_seconds
         self._updates += [update for update in result.updates if update.factor]
@@ -120,8 +114,6 @@ class ServerSynchronizer(WeightSynchronizer):
     """Trains with parameter servers: each step of a call is a ticket, and workers compute tickets concurrently.
 
     Attributes:
-      strategy: the strategy.
-      remote: the variables on the servers.
       updates: all updates so far, if they are recorded; otherwise empty.
       replayed_updates: on the chief in a replay, the updates to repeat, by version.
       totals: number of `dropped_rows`, which no update has used, and of `rejected_gradients`, in the whole run.
@@ -159,7 +151,9 @@ class ServerSynchronizer(WeightSynchronizer):
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         self.remote.servers.check_holds(self._model_number)
-        self.methods = self._compression_methods(steps)
+        compression, tables = steps.compression, self.remote.tables.numbers  # whose rows are not compressed
+        methods = choose_methods(steps.specs, compression.rules, {}, compression.min_bytes)
+        self.methods = [EXACT if i in tables or m.startswith(EXACT) else m for i, m in enumerate(methods)]
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             check_supported(self._model, self.remote, settings, metrics, rate)
@@ -172,13 +166,6 @@ class ServerSynchronizer(WeightSynchronizer):
             return worker_step, TicketLoop(self, worker_step, reducer)
 
         return steps.custom_loop(("tickets", batch_size), create)
-
-    def _compression_methods(self, steps: Steps) -> list[str]:
-        """Returns the method of each tensor of `Steps.specs`. Rows of tables are not compressed."""
-        compression = steps.compression
-        methods = choose_methods(steps.specs, compression.rules, {}, compression.min_bytes)
-        tables = self.remote.tables.numbers
-        return [EXACT if i in tables or method.startswith(EXACT) else method for i, method in enumerate(methods)]
 
     @property
     def payload_per_step(self) -> float:
@@ -311,8 +298,10 @@ class TicketLoop:
             self._remote.tolerate_losses()
             self._servers.coordinate("clear_updates")
             self._remote.write_changes(version=first)
-        options = {"first": first, "end": end, "updates": updates, **self._loss_scale_options()}
-        self._servers.coordinate("open", worker=self._rank, **options)
+        settings, scale = self._step.settings, [variable.numpy().item() for variable in self._step.source.scale]
+        options = {"updates": updates, "scale": scale, "max_skipped_steps": settings.max_skipped_steps}
+        rule = dataclasses.asdict(settings.loss_scale) if settings.loss_scale else None
+        self._servers.coordinate("open", worker=self._rank, first=first, end=end, loss_scale=rule, **options)
         inputs = TicketInputs(batches, first, self._remote.tables.ids)
         # If workers that compute whole batches take turns, each of the others takes a ticket in between.
         distance = len(self._servers.workers) if self._remote.whole_batches else 1
@@ -452,25 +441,14 @@ class TicketLoop:
         rows = int(count_rows(batch))
         return rows, rows if self._remote.whole_batches else self._step.settings.batch_size or rows
 
-    def _loss_scale_options(self) -> dict[str, Any]:
-        settings, scale = self._step.settings, [variable.numpy().item() for variable in self._step.source.scale]
-        if settings.loss_scale is None:
-            return {}
-        options = {"loss_scale": dataclasses.asdict(settings.loss_scale), "scale": scale}
-        return options | {"max_skipped_steps": settings.max_skipped_steps}
-
     def _assign_scale(self, scale: Sequence[float]) -> None:
         """Assigns the state of the loss scale, which is empty without loss scaling."""
         for variable, value in zip(self._step.source.scale, scale, strict=False):
             variable.assign(value)
 
     def _compute_in_context(self, *args: Any) -> Any:
-        def compute(*args: Any) -> Any:
-            result = self._step.compute(*args)
-            return result, self._reducer.payloads
-
         with self._remote.tables.in_step():
-            return self._strategy.run(compute, *args)
+            return self._strategy.run(lambda *args: (self._step.compute(*args), self._reducer.payloads), *args)
 
     def _iterate_batches(self, iterator: Iterator[Any]) -> Iterator[tuple[Any, tf.Tensor]]:
         """Yields batches and the indices of their examples, and measures the time of waiting for them."""

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.config.sync import LocalSGD
 from tfdist.errors import InputError
 from tfdist.synchronization.exchange import Exchange, ExchangeResult
@@ -51,7 +51,7 @@ def split_fragments(weights: Sequence[keras.Variable], count: int) -> list[list[
     Variables are assigned to the smallest fragment so far, the largest variable first. Layers of equal size are therefore
     distributed in turn, which trains better than fragments of consecutive layers (arXiv:2501.18512).
     """
-    sizes = [bytes_of([variable]) for variable in weights]
+    sizes = [keras_internals.bytes_of(variable) for variable in weights]
     members: list[list[int]] = [[] for _ in range(count)]
     fragment_bytes = [0] * count
     for i in sorted(range(len(weights)), key=lambda i: -sizes[i]):
@@ -61,29 +61,18 @@ def split_fragments(weights: Sequence[keras.Variable], count: int) -> list[list[
     return [[weights[i] for i in sorted(indices)] for indices in members]
 
 
-def bytes_of(weights: Sequence[keras.Variable]) -> int:
-    """Returns the size of all weights in bytes."""
-    return sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in weights)
-
-
 _ENDING_SECONDS = 5.0  # time for a pending exchange to complete after an error
 
 
 @dataclasses.dataclass
 class _PendingExchange:
-    """A fragment whose exchange has begun and whose result has not been used yet.
+    """A fragment whose exchange has begun and whose result has not been used yet."""
 
-    Attributes:
-      fragment: index of the fragment.
-      step: step at which it was sent.
-      call: the exchange in the background; None after the global weights were updated.
-      divergence: see `ExchangeResult`; set when the call has ended.
-    """
-
-    fragment: int
-    step: int
+    fragment: int  # index of the fragment
+    step: int  # step at which it was sent
+    # The exchange in the background; None after the global weights were updated.
     call: concurrent.futures.Future[ExchangeResult] | None = None
-    divergence: float = 0.0
+    divergence: float = 0.0  # see `ExchangeResult`; set when the call has ended
 
 
 class StreamingSynchronizer(PeriodicSynchronizer):
@@ -96,13 +85,11 @@ class StreamingSynchronizer(PeriodicSynchronizer):
     _sync: LocalSGD
 
     def __init__(self, sync: LocalSGD, *args: Any):
-        """Creates the global weights.
-
-        Raises:
-          InputError: there are more fragments than variables.
-        """
+        """Creates the global weights; raises `InputError` if there are more fragments than variables."""
         super().__init__(sync, *args)
-        self._offsets = sync.offsets([bytes_of(exchange.weights) for exchange in self._exchanges])
+        self._offsets = sync.offsets(
+            [sum(map(keras_internals.bytes_of, exchange.weights)) for exchange in self._exchanges]
+        )
         self._delays = sync.delays(self._offsets)
         self._started = threading.Event()
         self._send_steps: list[int] = []  # step at which each fragment was last sent; empty before local training
@@ -124,13 +111,9 @@ class StreamingSynchronizer(PeriodicSynchronizer):
     def next(self, step: int) -> int | None:
         if step < self._sync.first_local_step:
             return self._sync.first_local_step
-        send_steps = [self._next_send_step(p, step) for p in self._fragment_indices]
+        send_steps = [self._next_send_step(p, step) for p in range(len(self._delays))]
         use_steps = [self._next_send_step(p, step - delay) + delay for p, delay in enumerate(self._delays)]
         return min(*send_steps, *use_steps)
-
-    @property
-    def _fragment_indices(self) -> range:
-        return range(self._sync.fragment_count)
 
     def _next_send_step(self, fragment: int, step: int) -> int:
         """Returns the next step after `step` at which a fragment is sent."""
@@ -149,9 +132,8 @@ class StreamingSynchronizer(PeriodicSynchronizer):
         if not self.is_local_step(step) or not self._send_steps:
             self.begin(step, self._batch_size)
             return {}
-        fields: dict[str, float] = {}
-        fields |= self._use_if_due(step)
-        for number in self._fragment_indices:
+        fields = self._use_if_due(step)
+        for number in range(len(self._delays)):
             if self._next_send_step(number, step - 1) == step:
                 self._send(number, step)
                 fields |= self._use_if_due(step)
@@ -184,9 +166,8 @@ class StreamingSynchronizer(PeriodicSynchronizer):
     def to_json(self) -> dict[str, Any]:
         self.settle()
         pending = self._pending_exchange
-        entry = (
-            [pending.fragment, pending.step, repr(pending.divergence)] if pending else []
-        )  # a string, because JSON has no NaN
+        # A string, because JSON has no NaN.
+        entry = [pending.fragment, pending.step, repr(pending.divergence)] if pending else []
         return {"since": list(self._send_steps), "sent": entry}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
@@ -214,15 +195,13 @@ class StreamingSynchronizer(PeriodicSynchronizer):
 
     def _use_if_due(self, step: int) -> dict[str, float]:
         """If the result of the pending exchange is due at this step, waits for it and uses it."""
-        if (
-            self._pending_exchange is None
-            or step < self._pending_exchange.step + self._delays[self._pending_exchange.fragment]
-        ):
+        pending = self._pending_exchange
+        if pending is None or step < pending.step + self._delays[pending.fragment]:
             return {}
         self.settle()
-        exchange, self._pending_exchange = self._pending_exchange, None
-        self._on_replicas(self._exchanges[exchange.fragment].use_result)
-        return {"replica_divergence": exchange.divergence}
+        self._pending_exchange = None
+        self._on_replicas(self._exchanges[pending.fragment].use_result)
+        return {"replica_divergence": pending.divergence}
 
     def _signal(self) -> None:
         """Adds an operation that signals the start of an exchange to the main thread.

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from tests.collectives import threads
-from tests.gradients.compression.reducers import SHAPES, codec_of, edge_gradients, named
+from tests.gradients.compression.reducers import SHAPES, code_bytes, codec_of, edge_gradients, named
 from tests.gradients.replicas import bits, check_conservation, check_sums, on_threads
 from tfdist.collectives import OneReplica
-from tfdist.gradients.compression import AllGatherReducer, Codec
+from tfdist.gradients.compression import Codec, CodecReducer
 from tfdist.gradients.compression.reducers import CodecCompiler
 
 METHODS = [
@@ -37,7 +37,7 @@ REPLICAS = 3
 def test_totals_are_equal_on_all_and_with_feedback_nothing_is_lost(text, wire, scatters):
     gradients, sizes = edge_gradients(2, REPLICAS), [int(np.prod(shape)) for shape in SHAPES if np.prod(shape)]
     reducer = named(f"{text[:-1]},feedback=True)" if "(" in text else f"{text}(feedback=True)")
-    stated = sum(-(-(reducer.inner._codec.payload_bytes(size) + 4) // 4) * 4 for size in sizes)
+    stated = sum(-(-(code_bytes(reducer.inner._codec, size) + 4) // 4) * 4 for size in sizes)
     steps, recordings = on_threads(reducer, gradients, packed=wire, native_all_to_all=scatters)
     if not scatters:
         assert [recording.payload_bytes for recording in recordings] == [stated * len(steps)] * REPLICAS
@@ -71,7 +71,7 @@ def test_xla_sees_it_too_and_decodes_the_same(text):
     assert codec.compiles
     coder, random = CodecCompiler(codec), np.random.default_rng(0)
     x = random.standard_normal(size).astype("float32")
-    decoded, check = coder.decode(coder.encode(tf.constant(x), seed, wire), size, wire)
+    decoded, check = coder.sum(coder.encode(tf.constant(x), seed, wire), 1, size, wire)
     assert np.isfinite(check).all()
     plain = codec.decode(codec.encode(tf.constant(x), seed), size)
     different = ~np.isclose(decoded, plain, rtol=1e-5, atol=1e-6)
@@ -80,8 +80,29 @@ def test_xla_sees_it_too_and_decodes_the_same(text):
         for bad in (np.nan, -np.nan, np.inf, -np.inf):
             y = x.copy()
             y[place] = bad
-            _, check = coder.decode(coder.encode(tf.constant(y), seed, wire), size, wire)
+            _, check = coder.sum(coder.encode(tf.constant(y), seed, wire), 1, size, wire)
             assert not np.isfinite(check).any(), (place, bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "stated"),
+    [
+        ("int8", 8_388_608, 8_388_608 + 4 * 32768),
+        ("int8(bits=4, block=64)", 640, 320 + 4 * 10),
+        ("int8(bits=3)", 256 + 1, 3 * 32 + 4 + 3 + 4),
+        ("onebit", 8_388_608, 8_388_608 // 8 + 4 * 32768),
+        ("onebit(block=64)", 65, 8 + 4 + 1 + 4),
+        ("signsgd", 8003, 1001),
+        ("terngrad", 8_388_608, 8_388_608 // 4 + 4),
+        ("terngrad(clip=1.0)", 1, 2 + 4),
+        *(
+            (f"qsgd(levels={levels})", 1280, 160 * bits + 4 * 10)
+            for levels, bits in ((1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (15, 5), (63, 7), (64, 8), (127, 8))
+        ),
+    ],
+)
+def test_the_bytes_of_a_code(text, size, stated):
+    assert code_bytes(codec_of(text), size) == stated
 
 
 def test_xla_sums_what_all_replicas_sent():
@@ -92,7 +113,7 @@ def test_xla_sums_what_all_replicas_sent():
         packed = [coder.encode(tf.constant(x), seed, wire) for x in vectors]
         total, checks = coder.sum(tf.concat(packed, axis=0), 3, size, wire)
         assert checks.shape == [3]
-        np.testing.assert_allclose(total, sum(coder.decode(p, size, wire)[0] for p in packed), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(total, sum(coder.sum(p, 1, size, wire)[0] for p in packed), rtol=1e-5, atol=1e-5)
 
 
 class Halves(Codec):
@@ -105,12 +126,9 @@ class Halves(Codec):
     def decode(self, code, size):
         return code[0]
 
-    def payload_bytes(self, size):
-        return 4 * size + 8
-
 
 def test_draws_are_counted_and_make_other_seeds():
-    reducer = AllGatherReducer(Halves())
+    reducer = CodecReducer(Halves())
     specs = [tf.TensorSpec([3], name="a"), tf.TensorSpec([0], name="b")]
     assert [(s.name, s.shape, s.dtype, s.per_replica) for s in reducer.state(specs)] == [
         ("a/draws", (), tf.int32, False),
@@ -125,7 +143,7 @@ def test_draws_are_counted_and_make_other_seeds():
 
     def step(collectives, draws):
         for name in ("g", "h"):
-            reduced = AllGatherReducer(Seeing()).reduce([tf.ones([3]), tf.ones([0])], draws, collectives, name=name)
+            reduced = CodecReducer(Seeing()).reduce([tf.ones([3]), tf.ones([0])], draws, collectives, name=name)
         return reduced
 
     draws = [tf.constant(0), tf.constant(0)]

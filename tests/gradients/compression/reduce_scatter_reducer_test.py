@@ -8,7 +8,7 @@ from tests.gradients.compression.reducers import named
 from tests.gradients.replicas import bits, on_threads
 from tfdist.gradients.compression import Codec
 from tfdist.gradients.compression.methods.casts import BF16
-from tfdist.gradients.compression.reducers import ReduceScatterReducer
+from tfdist.gradients.compression.reducers import CodecReducer
 
 METHODS = ["bf16", "int8(block=64)", "int8(stochastic=True)"]
 SIZE = 1000
@@ -35,15 +35,13 @@ def test_bytes_are_those_of_two_codes_of_a_share():
 
 
 @pytest.mark.parametrize(
-    ("replicas", "native_all_to_all", "wanted"),
-    [
-        (2, True, [("all_gather", "step0/0")]),
-        (4, False, [("all_gather", "step0/0")]),
-    ],
+    ("text", "replicas", "native_all_to_all"), [("bf16", 2, True), ("bf16", 4, False), ("qsgd", 4, True)]
 )
-def test_each_code_goes_to_all_where_that_sends_no_more(replicas, native_all_to_all, wanted):
-    _, calls = run(named("bf16"), vectors(replicas, 1), native_all_to_all)
-    assert [(call.operation, call.name) for call in calls] == wanted
+def test_each_code_goes_to_all_where_that_sends_no_more_or_a_sum_is_not_encoded_again(
+    text, replicas, native_all_to_all
+):
+    _, calls = run(named(text), vectors(replicas, 1), native_all_to_all)
+    assert [(call.operation, call.name) for call in calls] == [("all_gather", "step0/0")]
 
 
 @pytest.mark.parametrize("text", METHODS)
@@ -71,6 +69,6 @@ class Hiding(BF16):
 def test_what_codes_do_not_show_the_checks_do():
     [values] = vectors(3, 1)
     values[0, 2, 5] = np.nan
-    [step], _ = run(ReduceScatterReducer(Hiding()), [values])
+    [step], _ = run(CodecReducer(Hiding()), [values])
     for [witness] in step.witnesses:
         assert list(np.isfinite(witness)) == [False, True, True], "of the share in which it is"

@@ -7,9 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica
+from tfdist.collectives.interface import tensor_bytes
 from tfdist.config.rules import parse_rules
 from tfdist.gradients import Reducer, ReductionResult
 from tfdist.gradients.compression import METHODS, Codec, create
+from tfdist.gradients.compression.reducers import CodecCompiler
 
 ARGUMENTS = {  # of methods that need some
     "topk": "topk(ratio=0.1)",
@@ -53,10 +55,14 @@ def codec_of(text: str) -> Codec:
 
 
 def coded(codec: Codec, x: np.ndarray, seed: tf.Tensor = SEED) -> np.ndarray:
-    """Returns decode(encode(x)) as float64; the code has the stated size."""
-    code = codec.encode(tf.constant(x), seed)
-    assert sum(part.shape.num_elements() * part.dtype.size for part in code) == codec.payload_bytes(x.size)
-    return codec.decode(code, x.size).numpy().astype("float64")
+    """Returns decode(encode(x)) as float64."""
+    return codec.decode(codec.encode(tf.constant(x), seed), x.size).numpy().astype("float64")
+
+
+def code_bytes(codec: Codec, size: int) -> int:
+    """Returns the bytes of the code of a vector of this length."""
+    *parts, _ = CodecCompiler(codec).packing(size, OneReplica.wire).specs
+    return sum(map(tensor_bytes, parts))
 
 
 def reduced(reducer: Reducer, x: Any, *state: int, collectives: Collectives | None = None) -> ReductionResult:

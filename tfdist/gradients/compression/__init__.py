@@ -15,7 +15,7 @@ from tfdist.gradients.compression.catalog import (
     parse_choice,
 )
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.reducers import AllGatherReducer, seed_of
+from tfdist.gradients.compression.reducers import CodecReducer, seed_of
 
 __all__ = [
     "COMPRESSION_MIN_BYTES",
@@ -23,7 +23,7 @@ __all__ = [
     "METHODS",
     "Choice",
     "Codec",
-    "AllGatherReducer",
+    "CodecReducer",
     "check",
     "choose_methods",
     "create_reducer",

@@ -11,19 +11,7 @@ from tfdist.errors import InputError, is_integer, is_number
 
 
 def validate_integer(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:
-    """Returns an integer in [low, high] that is a multiple of `multiple`.
-
-    Args:
-      method: name of the method, for the error.
-      parameter: name of the parameter, for the error.
-      value: value to check.
-      low: smallest value allowed.
-      high: largest value allowed.
-      multiple: required divisor of the value.
-
-    Raises:
-      InputError: the value does not meet these conditions.
-    """
+    """Returns an integer in [low, high] that is a multiple of `multiple`; raises `InputError` for anything else."""
     if not is_integer(value) or not low <= value <= high or value % multiple:
         kind = f"a multiple of {multiple}" if multiple > 1 else "a whole number"
         raise InputError(

@@ -10,21 +10,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 
-def packed_length(size: int, bits: int) -> int:
-    """Returns the bytes needed for `size` numbers: `bits` per 8 numbers, rounded up; with 8 bits, one per number."""
-    return size if bits == 8 else -(-size // 8) * bits
-
-
 def pack_bits(numbers: tf.Tensor, bits: int) -> tf.Tensor:
-    """Packs numbers into bytes.
-
-    Args:
-      numbers: [n] uint8, each below 2**bits.
-      bits: 1 to 8.
-
-    Returns:
-      [packed_length(n, bits)] uint8.
-    """
+    """Packs numbers [n] uint8, each below 2**bits, into uint8: `bits` bytes for 8 numbers, rounded up, or [n] with 8 bits."""
     if bits == 8:
         return numbers
     numbers = tf.pad(numbers, [[0, -numbers.shape[0] % 8]])
@@ -42,12 +29,6 @@ def unpack_bits(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
     pieces = _unpack(packed, -(-size // 8) * 8, bits)
     length = pieces[0].shape[0]
     return [piece[: size - i * length] for i, piece in enumerate(pieces) if i * length < size]
-
-
-def map_pieces(function: Callable[..., tf.Tensor], pieces: Sequence[tf.Tensor], vector: tf.Tensor) -> list[tf.Tensor]:
-    """Calls an elementwise function with each piece and the corresponding part of a vector."""
-    parts = tf.split(vector, [piece.shape[0] for piece in pieces])
-    return [function(piece, part) for piece, part in zip(pieces, parts, strict=True)]
 
 
 def _widths(bits: int) -> list[tuple[int, int]]:

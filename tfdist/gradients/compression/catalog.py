@@ -1,9 +1,7 @@
 """Compression methods by name, and the reducer that `--compression` describes."""
 
 import dataclasses
-import functools
 import importlib
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +14,9 @@ from tfdist.errors import InputError, nearest
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES, SMALL_BYTES, Bucketed
 from tfdist.gradients.compression.arguments import validate_flag
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.reducers import reducer_for
+from tfdist.gradients.compression.reducers import CodecReducer
 from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, SparseRows, Sum
+from tfdist.reporting.warn_once import warn_once
 
 # name -> module of this package and class in it; `none` is the exact sum.
 METHODS = {
@@ -36,7 +35,6 @@ METHODS = {
     "powersgd": "powersgd:PowerSGD",
     "dgc": "sparsification:DGC",
 }
-_log = logging.getLogger(__name__)
 
 COMPRESSION_MIN_BYTES = 64 * 1024
 EXACT = "none"
@@ -99,20 +97,16 @@ def create(methods: Sequence[Spec]) -> Reducer:
                 f"as fp16. Received: {'|'.join(map(str, methods))}. Leave out |{spec}."
             )
         first = combine(second)
-    reducer = reducer_for(first) if isinstance(first, Codec) else first
+    reducer = CodecReducer(first) if isinstance(first, Codec) else first
     if feedback and feedback[-1] and reducer.remembers:
         raise InputError(f"{methods[0].name} has its own error feedback. Received: {methods[0]}. Leave out feedback.")
     if reducer.experimental:
-        _warn_experimental("|".join(map(str, methods)))
+        text = "|".join(map(str, methods))
+        warn_once(
+            f"Compression by {text} is experimental: it has not been shown both to learn and to save time on any link."
+        )
     has_feedback = feedback[-1] if feedback else reducer.biased
     return ErrorFeedback(reducer) if has_feedback else reducer
-
-
-@functools.cache
-def _warn_experimental(methods: str) -> None:
-    _log.warning(
-        "Compression by %s is experimental: it has not been shown both to learn and to save time on any link.", methods
-    )
 
 
 def check(text: str) -> None:

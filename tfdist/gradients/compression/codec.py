@@ -1,13 +1,15 @@
 """The `Codec` interface, which encodes a vector in fewer bytes and decodes it, and codecs with a scale per block."""
 
 import abc
+import functools
 import math
+import operator
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdist.gradients.compression.arguments import validate_integer
-from tfdist.gradients.compression.bit_packing import map_pieces, pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.bit_packing import pack_bits, unpack_bits
 from tfdist.gradients.compression.random_draws import rounding_noise
 from tfdist.gradients.compression.sparse_vector import peaks
 
@@ -16,7 +18,7 @@ class Codec(abc.ABC):
     """Encodes a float32 vector in fewer bytes. Immutable; parameters are validated in the constructor.
 
     `encode` and `decode` are pure functions of tensors. Each replica's code is sent to all others, which decode it;
-    codes are never summed. `AllGatherReducer` turns a codec into a reducer. A method whose values another codec can
+    codes are never summed. `CodecReducer` turns a codec into a reducer. A method whose values another codec can
     encode, such as sparse values or the factors of a matrix, has a method `then(codec)`, which returns the combination.
 
     Attributes:
@@ -66,15 +68,8 @@ class Codec(abc.ABC):
           codes: results of `encode`, with replicas as an additional first dim.
           size: length of the vectors.
         """
-        replicas = codes[0].shape[0]
-        total = self.decode([part[0] for part in codes], size)
-        for rank in range(1, replicas):
-            total += self.decode([part[rank] for part in codes], size)
-        return total
-
-    @abc.abstractmethod
-    def payload_bytes(self, size: int) -> int:
-        """Returns the bytes of the code of a vector of this length."""
+        replicas = range(codes[0].shape[0])
+        return functools.reduce(operator.add, (self.decode([part[rank] for part in codes], size) for rank in replicas))
 
 
 LARGEST_BLOCK = 2**20
@@ -121,22 +116,17 @@ class Blockwise(Codec):
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         """See base class. Sums piece by piece, because XLA compiles each piece to one loop."""
-        totals = self._pieces([part[0] for part in codes], size)
-        for rank in range(1, codes[0].shape[0]):
-            pieces = self._pieces([part[rank] for part in codes], size)
-            totals = [total + piece for total, piece in zip(totals, pieces, strict=True)]
-        return tf.concat(totals, axis=0)
+        pieces = [self._pieces([part[rank] for part in codes], size) for rank in range(codes[0].shape[0])]
+        return tf.concat([functools.reduce(operator.add, of_ranks) for of_ranks in zip(*pieces, strict=True)], axis=0)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class. The scales of a block are finite if and only if the block is."""
         return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in code[::2]])
 
-    def payload_bytes(self, size: int) -> int:
-        return sum(4 * m + packed_length(m * k, self.bits) for m, k in self.block_shapes(size))
-
     def _pieces(self, code: Sequence[tf.Tensor], size: int) -> list[tf.Tensor]:
         pieces: list[tf.Tensor] = []
         for shape, scales, packed in zip(self.block_shapes(size), code[::2], code[1::2], strict=True):
             element_scales = tf.reshape(tf.broadcast_to(scales[:, None], shape), [-1])
-            pieces += map_pieces(self.decode_elements, unpack_bits(packed, math.prod(shape), self.bits), element_scales)
+            numbers = unpack_bits(packed, math.prod(shape), self.bits)
+            pieces += map(self.decode_elements, numbers, tf.split(element_scales, [part.shape[0] for part in numbers]))
         return pieces

@@ -15,12 +15,9 @@ import tensorflow as tf
 def rounding_noise(seed: tf.Tensor, size: int, start: int = 0) -> tf.Tensor:
     """Returns [size] float32, uniform and symmetric in the open interval (-1/2, 1/2).
 
-    Args:
-      seed: [2] int32.
-      size: number of values.
-      start: index of the first value in the sequence of the seed.
+    These are the values from `start` on in the sequence of the seed, [2] int32.
     """
-    words = _words(seed)
+    words = tf.bitcast(seed, tf.uint32)
     random_bits = _mix(tf.bitcast(tf.range(start, start + size), tf.uint32) + words[0], words[1])
     # 22 random bits and a final 1 are the fraction of a number in [1, 2). The result is never a bound of the interval, so 0
     # is never rounded to a nonzero level.
@@ -30,7 +27,7 @@ def rounding_noise(seed: tf.Tensor, size: int, start: int = 0) -> tf.Tensor:
 
 def fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
     """Returns a seed [2] int32 derived from a seed and a number, an int32 tensor or an int."""
-    return tf.bitcast(_mix(_words(seed) + tf.cast(number, tf.uint32), _u32(0)), tf.int32)
+    return tf.bitcast(_mix(tf.bitcast(seed, tf.uint32) + tf.cast(number, tf.uint32), _u32(0)), tf.int32)
 
 
 def _mix(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
@@ -41,10 +38,6 @@ def _mix(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
 
 def _xorshift(x: tf.Tensor, bits: int) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, _u32(bits)))
-
-
-def _words(seed: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(seed, tf.uint32)
 
 
 def _u32(value: int) -> tf.Tensor:
@@ -69,14 +62,11 @@ def flip_signs(x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
 
 
 def orthonormalize(rows: tf.Tensor) -> tf.Tensor:
-    """Returns orthonormal rows with the same span; a row that depends linearly on previous rows becomes zero.
+    """Returns orthonormal rows with the span of `rows`, [r, m] float32 or float64, r static and small.
 
-    Each row is projected twice, which makes it orthogonal up to rounding (Giraud et al., 2005: "twice is enough"), and
-    counts as dependent if at most 100 epsilon of it remains. Rows are scaled first, so squares neither overflow nor
-    underflow. Never fails, and never returns a NaN for finite rows.
-
-    Args:
-      rows: [r, m] float32 or float64, r static and small.
+    A row that depends linearly on previous rows becomes zero. Each row is projected twice, which makes it orthogonal up
+    to rounding (Giraud et al., 2005: "twice is enough"), and counts as dependent if at most 100 epsilon of it remains.
+    Rows are scaled first, so squares neither overflow nor underflow. Never fails, and never returns a NaN for finite rows.
     """
     tolerance = 100 * np.finfo(rows.dtype.as_numpy_dtype).eps
     unit_rows = normalize_rows(rows)

@@ -1,15 +1,14 @@
-"""Reducers that send separate messages for each vector: all-gather of codes, reduce-scatter, and randomized reducers.
+"""Reducers that send separate messages for each vector, as codes or with numbers that are drawn for each call.
 
 Codes travel as packed bytes; XLA compiles encoding and decoding where that is faster.
 """
 
-import abc
 import dataclasses
 import functools
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,14 +29,10 @@ class Packing:
     Parts are ordered by element size, the largest first, and zeros pad the vector to a multiple of the largest. Each part
     is therefore aligned in a view of all bytes as its dtype. `join` and `take` copy, and should be compiled together with
     the code that produces and consumes the parts; `to_wire` and `views` only reinterpret bytes as another dtype.
-
-    Attributes:
-      specs: shapes and dtypes of the parts.
-      wire: dtypes of the engine.
     """
 
-    specs: tuple[tf.TensorSpec, ...]
-    wire: Wire
+    specs: tuple[tf.TensorSpec, ...]  # shapes and dtypes of the parts
+    wire: Wire  # dtypes of the engine
 
     @property
     def bytes(self) -> int:
@@ -129,21 +124,12 @@ class CodecCompiler:
         return packing.to_wire(self._function(self._encode, size, packing)(vector, seed))
 
     def sum(self, packed: tf.Tensor, replicas: int, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the sum [size] float32 of several replicas' vectors, and their checks [replicas] float32.
+        """Returns the sum [size] float32 of the vectors of replicas, and their checks [replicas] float32.
 
-        Args:
-          packed: packed codes of the replicas, concatenated.
-          replicas: number of replicas.
-          size: length of the vectors.
-          wire: as for `encode`.
+        `packed` are the packed codes of the replicas, concatenated.
         """
         packing = self.packing(size, wire)
         return self._function(self._sum, size, packing)(packing.views(packed, replicas))
-
-    def decode(self, packed: tf.Tensor, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the vector [size] float32 of one replica's packed code, and its check [1] float32."""
-        packing = self.packing(size, wire)
-        return self._function(self._decode, size, packing)(packing.views(packed, 1))
 
     def _encode(self, size: int, packing: Packing, vector: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         x = tf.cast(vector, tf.float32)
@@ -158,22 +144,14 @@ class CodecCompiler:
         *codes, checks = packing.take(views)
         return self._codec.sum(codes, size), tf.reshape(checks, [-1])
 
-    def _decode(self, size: int, packing: Packing, views: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        *code, check = [part[0] for part in packing.take(views)]
-        return self._codec.decode(code, size), check
-
     def _function(
         self, method: Callable[..., Any], size: int, *static: Any, compiles: bool | None = None
     ) -> Callable[..., Any]:
         key = (method.__name__, size, *static)
         if key not in self._functions:
             function = functools.partial(method, size, *static)
-            is_compiled = self._codec.compiles if compiles is None else compiles
-            self._functions[key] = (
-                tf.function(function, jit_compile=True, autograph=False)
-                if is_compiled and size >= _MIN_COMPILED_SIZE
-                else function
-            )
+            is_compiled = (self._codec.compiles if compiles is None else compiles) and size >= _MIN_COMPILED_SIZE
+            self._functions[key] = tf.function(function, jit_compile=True, autograph=False) if is_compiled else function
         return self._functions[key]
 
 
@@ -193,30 +171,18 @@ def finiteness_flag(x: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.reduce_all(tf.math.is_finite(x)), 0.0, float("nan"))
 
 
-class ReducedVector(NamedTuple):
-    """The result of reducing one vector; see `ReductionResult`.
-
-    Attributes:
-      total: [n] float32.
-      sent: [n] float32.
-      state: the new state, in the order of `vector_state`.
-      witness: see `ReductionResult.witnesses`.
-    """
-
-    total: tf.Tensor
-    sent: tf.Tensor
-    state: list[tf.Tensor]
-    witness: tf.Tensor
-
-
 class Vectorwise(Reducer):
     """Reduces each tensor of a list with separate messages. Empty tensors are not sent and keep their state.
 
+    A subclass defines `sum_vector`, or `vector_state` and `reduce_vector` if it has a state of its own.
+
     Attributes:
       randomized: whether each call draws different numbers.
+      draws_alike: whether draws are equal on all replicas.
     """
 
     randomized: bool = False
+    draws_alike: bool = True
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         return [state for spec in specs for state in self.vector_state(spec)]
@@ -231,10 +197,8 @@ class Vectorwise(Reducer):
             reduction = ReductionResult([tensor], [tensor], tensor_state, [])
             if tensor.shape.num_elements():
                 x = tf.reshape(tf.cast(tensor, tf.float32), [-1])
-                total, sent, new_state, witness = self.reduce_vector(x, tensor_state, collectives, name=f"{name}/{i}")
-                reduction = ReductionResult(
-                    [reshape_like(total, tensor)], [reshape_like(sent, tensor)], new_state, [witness]
-                )
+                [total], [sent], *others = self.reduce_vector(x, tensor_state, collectives, name=f"{name}/{i}")
+                reduction = ReductionResult([reshape_like(total, tensor)], [reshape_like(sent, tensor)], *others)
             for values, new_values in zip(result, reduction, strict=True):
                 values += new_values
         return result
@@ -246,28 +210,44 @@ class Vectorwise(Reducer):
         """
         return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)] if self.randomized else []
 
-    @abc.abstractmethod
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
-        """Sums a vector over replicas.
+    ) -> ReductionResult:
+        """Sums a vector [n] float32, n static and at least 1, over replicas, as `reduce` does.
 
-        Args:
-          x: [n] float32, n static and at least 1.
-          state: current values, in the order of `vector_state`.
-          collectives: collectives of the replica.
-          name: names the messages.
+        The state is in the order of `vector_state`; `totals` and `sent` are [n] float32.
         """
+        rank = 0 if self.draws_alike else collectives.rank
+        seed = seed_of(name, state[0], rank) if state else tf.zeros([2], tf.int32)
+        total, sent, witness = self.sum_vector(x, seed, collectives, name=name)
+        return ReductionResult([total], [sent], [draws + 1 for draws in state], [witness])
+
+    def sum_vector(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Sums a vector over replicas, given a seed, [2] int32; returns total, sent and witness of `reduce_vector`."""
+        raise NotImplementedError
 
 
-class AllGatherReducer(Vectorwise):
+# TensorFlow slices without a copy at multiples of this many float32 elements.
+_GRAIN = 16
+
+
+class CodecReducer(Vectorwise):
     """Sums vectors by sending each replica's code to all others: for a code of c bytes, each receives c (N - 1) bytes.
 
     The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.
 
+    If sums may be encoded again, this is a reduce-scatter where that sends less: for more than 2 replicas, with a native
+    all-to-all. Each replica sums one share of the vector and encodes the sum for the others, which sends 2 c (N - 1) / N,
+    like a ring all-reduce. The second coding error is attributed to the replica that encoded the sum, so error feedback
+    loses nothing.
+
     Attributes:
       coder: packs and decodes the codes.
     """
+
+    draws_alike = False
 
     def __init__(self, codec: Codec):
         self._codec = codec
@@ -275,44 +255,21 @@ class AllGatherReducer(Vectorwise):
         self.biased, self.randomized = codec.biased, codec.randomized
         self.experimental = codec.experimental
 
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
-        seed = seed_of(name, state[0], collectives.rank) if state else tf.zeros([2], tf.int32)
-        total, sent, checks = self._sum(x, seed, collectives, name)
-        return ReducedVector(total, sent, [draws + 1 for draws in state], checks)
-
-    def _sum(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
+    def sum_vector(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the sum, this replica's contribution to it, and the checks of all replicas."""
         size, wire = x.shape[0], collectives.wire
+        if self._codec.recodes and collectives.size > 2 and wire.native_all_to_all:
+            return self._sum_shares(x, seed, collectives, name)
         packed = self.coder.encode(x, seed, wire)
         [codes] = collectives.all_gather([packed], name=name)
         total, checks = self.coder.sum(codes, collectives.size, size, wire)
-        local_value, _ = self.coder.decode(packed, size, wire)
-        return total, local_value, checks
+        return total, self.coder.sum(packed, 1, size, wire)[0], checks
 
-
-# The reduce-scatter reducer: each replica sums one share of the vector and encodes the sum for the others.
-# Steps: all-to-all of the encoded shares; decode and sum in float32; encode the sum; all-gather. With a code of c bytes,
-# this sends 2 c (N - 1) / N, like a ring all-reduce; an all-gather of codes sends c (N - 1). The second coding error is
-# attributed to the replica that encoded the sum, so error feedback loses nothing.
-
-# TensorFlow slices without a copy at multiples of this many float32 elements.
-_GRAIN = 16
-
-
-class ReduceScatterReducer(AllGatherReducer):
-    """Sums vectors by reduce-scatter where that sends less: for more than 2 replicas, with a native all-to-all."""
-
-    def _sum(
+    def _sum_shares(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        replicas, wire, coder = collectives.size, collectives.wire, self.coder
-        if replicas <= 2 or not wire.native_all_to_all:
-            return super()._sum(x, seed, collectives, name)
-        size = x.shape[0]
+        size, replicas, wire, coder = x.shape[0], collectives.size, collectives.wire, self.coder
         share = -(-size // (replicas * _GRAIN)) * _GRAIN
         shares = tf.reshape(tf.pad(x, [[0, replicas * share - size]]), [replicas, share])
         packed = [coder.encode(shares[rank], fold_in(seed, rank), wire) for rank in range(replicas)]
@@ -323,39 +280,8 @@ class ReduceScatterReducer(AllGatherReducer):
         total_code = coder.encode(total, fold_in(seed, replicas), wire)
         [total_codes] = collectives.all_gather([total_code], name=f"{name}/sums")
         sums = tf.reshape(total_codes, [replicas, -1])
-        totals, checks = zip(*(coder.decode(sums[rank], share, wire) for rank in range(replicas)), strict=True)
-        second_error = coder.decode(total_code, share, wire)[0] - total
+        totals, checks = zip(*(coder.sum(sums[rank], 1, share, wire) for rank in range(replicas)), strict=True)
+        second_error = coder.sum(total_code, 1, share, wire)[0] - total
         owner = tf.one_hot(collectives.rank, replicas, dtype=tf.float32)
-        sent = [coder.decode(packed[rank], share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
+        sent = [coder.sum(packed[rank], 1, share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
         return tf.concat(totals, axis=0)[:size], tf.concat(sent, axis=0)[:size], tf.concat(checks, axis=0)
-
-
-def reducer_for(codec: Codec) -> Reducer:
-    """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, otherwise all-gather."""
-    return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
-
-
-class Stochastic(Vectorwise):
-    """Base class of randomized reducers whose draws are equal on all replicas."""
-
-    randomized = True
-
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
-        [draws] = state
-        total, sent, witness = self.reduce_with_seed(x, seed_of(name, draws, 0), collectives, name=name)
-        return ReducedVector(total, sent, [draws + 1], witness)
-
-    @abc.abstractmethod
-    def reduce_with_seed(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Sums a vector over replicas; returns `total`, `sent` and `witness` of a `ReducedVector`.
-
-        Args:
-          x: [n] float32, n static and at least 1.
-          seed: [2] int32, the same on all replicas.
-          collectives: collectives of the replica.
-          name: names the messages.
-        """

@@ -14,13 +14,9 @@ _MIN_WIDTH = 16
 
 
 def peaks(rows: tf.Tensor) -> tf.Tensor:
-    """Returns the largest magnitude of each row, which is finite if and only if the row is.
+    """Returns the largest magnitude [m] of each row of `rows`, [m, k] float32, k at least 1.
 
-    Args:
-      rows: [m, k] float32, k at least 1.
-
-    Returns:
-      [m] float32: NaN if a row has one, else inf if it has one.
+    It is finite if and only if the row is: NaN if a row has one, else inf if it has one.
     """
     return tf.bitcast(_reduce_rows(magnitudes(rows), tf.maximum, tf.reduce_max), tf.float32)
 
@@ -49,15 +45,10 @@ _SHORT_LENGTH = 32768  # below this length, the plain search is fast enough
 
 
 class SparseVector(NamedTuple):
-    """Some elements of a vector.
+    """Some elements of a vector."""
 
-    Attributes:
-      indices: [m] int32, distinct.
-      values: [m] float32.
-    """
-
-    indices: tf.Tensor
-    values: tf.Tensor
+    indices: tf.Tensor  # [m] int32, distinct
+    values: tf.Tensor  # [m] float32
 
 
 def magnitudes(x: tf.Tensor) -> tf.Tensor:

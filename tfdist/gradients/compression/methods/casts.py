@@ -26,9 +26,6 @@ class _Cast(Codec):
         """See base class. A value that the cast turns into inf counts as not finite."""
         return tf.cast(tf.cast(peaks(x[None])[0], self.dtype), tf.float32)
 
-    def payload_bytes(self, size: int) -> int:
-        return 2 * size
-
 
 class FP16(_Cast):
     """IEEE half precision: 11 significant bits, magnitudes from 6e-8 to 65504.

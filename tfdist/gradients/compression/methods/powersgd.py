@@ -8,14 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError, is_integer
 from tfdist.gradients.bucket import Bucketed
 from tfdist.gradients.compression.arguments import run_with_xla
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import normalize_rows, orthonormalize
-from tfdist.gradients.compression.reducers import reducer_for, reshape_like, seed_of
+from tfdist.gradients.compression.reducers import CodecReducer, reshape_like, seed_of
 from tfdist.gradients.reducer import Reducer, ReductionResult, Sum, split_at, tensor_specs
 
 
@@ -56,7 +55,7 @@ class PowerSGD(Reducer):
     def then(self, codec: Codec) -> "PowerSGD":
         """Returns a copy whose messages are encoded by a codec; the part that the code omits counts as not sent."""
         result = copy.copy(self)
-        result._factors = Bucketed(reducer_for(codec))
+        result._factors = Bucketed(CodecReducer(codec))
         return result
 
     def is_exact(self, spec: tf.TensorSpec | tf.Tensor) -> bool:
@@ -66,11 +65,6 @@ class PowerSGD(Reducer):
         # rank (m + n) against m n, both multiplied by n, which may be 0
         factors = self._rank * (size + columns * columns) * _compute_dtype(spec.dtype).size
         return factors >= size * columns * spec.dtype.size
-
-    def payload_bytes(self, specs: Sequence[tf.TensorSpec]) -> int:
-        """Returns the bytes that a replica passes in for tensors of these static shapes and dtypes, without a codec."""
-        parts = [part for message in self._messages(specs) for part in message]
-        return sum(map(tensor_bytes, parts))
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class. Returns the state of each matrix, Q as rows, then those of the two messages."""
@@ -88,7 +82,8 @@ class PowerSGD(Reducer):
         )
         names = [f"{name}/{i}" for i in lossy_indices]
 
-        xs = [_matrix(tensors[i]) for i in lossy_indices]
+        wide = [tf.cast(tensors[i], _compute_dtype(tensors[i].dtype)) for i in lossy_indices]
+        xs = [tf.reshape(x, [-1, x.shape[-1]]) for x in wide]
         products = [run_with_xla(_matmul_transposed, x, q) for x, q in zip(xs, previous_qs, strict=True)]
         first_message = [*products, *(tensors[i] for i in exact_indices)]
         first = self._factors.reduce(first_message, first_state, collectives, name=f"{name}/p")
@@ -145,10 +140,6 @@ def _orthonormalize_columns(columns: tf.Tensor) -> tf.Tensor:
 
 def _matmul_transposed(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.matmul(a, b, transpose_b=True)
-
-
-def _matrix(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tf.cast(tensor, _compute_dtype(tensor.dtype)), [-1, tensor.shape[-1]])
 
 
 def _compute_dtype(dtype: tf.DType) -> tf.DType:

@@ -1,16 +1,15 @@
 """Quantization: a few bits for each element, with scales per block, or a vote by signs."""
 
-import abc
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import validate_flag, validate_integer, validate_positive
-from tfdist.gradients.compression.bit_packing import pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.bit_packing import pack_bits, unpack_bits
 from tfdist.gradients.compression.codec import Blockwise, Codec
 from tfdist.gradients.compression.random_draws import divide_or_zero, round_to_uint8
-from tfdist.gradients.compression.reducers import AllGatherReducer
+from tfdist.gradients.compression.reducers import CodecReducer
 from tfdist.gradients.compression.sparse_vector import peaks, sums
 from tfdist.gradients.reducer import ReductionResult
 
@@ -20,9 +19,9 @@ class _Levels(Blockwise):
 
     levels: int
 
-    @abc.abstractmethod
     def scale(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the scales [m] of blocks [m, k] float32."""
+        """Returns the scales [m] of blocks [m, k] float32; by default, the largest magnitudes."""
+        return peaks(rows)
 
     def encode_rows(self, rows: tf.Tensor, noise: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         scales = self.scale(rows)
@@ -64,9 +63,6 @@ class Int8(_Levels):
         self.randomized = validate_flag("int8", "stochastic", stochastic)
         self.biased = not stochastic
         self.recodes = bits == 8
-
-    def scale(self, rows: tf.Tensor) -> tf.Tensor:
-        return peaks(rows)
 
 
 class QSGD(_Levels):
@@ -173,7 +169,7 @@ class OneBit(Blockwise):
         return tf.where(numbers == 1, -scales, scales)
 
 
-class SignSGD(AllGatherReducer):
+class SignSGD(CodecReducer):
     """Each replica votes with the sign of its element; the total is the sign of the majority, not an estimate of a sum.
 
         total_i = sign(sum over replicas of v_i),   v_i = sign(x_i),   sent_i = total_i / N
@@ -226,6 +222,3 @@ class _Votes(Codec):
         return tf.concat(
             [tf.cast(tf.sign(replicas - 2 * negative_votes), tf.float32) for negative_votes in votes], axis=0
         )
-
-    def payload_bytes(self, size: int) -> int:
-        return packed_length(size, 1)

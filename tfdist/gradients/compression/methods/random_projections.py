@@ -14,13 +14,14 @@ from tfdist.gradients.compression.arguments import (
     validate_ratio,
 )
 from tfdist.gradients.compression.random_draws import flip_signs, sign_bits
-from tfdist.gradients.compression.reducers import Stochastic, finiteness_flag
+from tfdist.gradients.compression.reducers import Vectorwise, finiteness_flag
 from tfdist.gradients.compression.sparse_vector import pad_entries, sample_size, sampled_top_k, to_dense
 
 
-class _Projection(Stochastic):
+class _Projection(Vectorwise):
     """A projection to a fraction of the elements; the constructor is that of the subclasses."""
 
+    randomized = True
     experimental = True
     name: str
 
@@ -35,7 +36,7 @@ class _Projection(Stochastic):
         self._unbiased = validate_flag(self.name, "unbiased", unbiased)
         self.biased = not unbiased
 
-    def reduce_with_seed(
+    def sum_vector(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         k = selection_size(self._ratio, x.shape[0])
@@ -72,17 +73,12 @@ class RandomK(_Projection):
 
     def _project(self, x: tf.Tensor, k: int, seed: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         size = x.shape[0]
-        indices, lengths = draw_elements(k, size, seed)
+        bounds = tf.range(k + 1, dtype=tf.int64) * size // k  # of the parts
+        lengths = bounds[1:] - bounds[:-1]
+        offsets = tf.math.floormod(tf.random.stateless_uniform([k], seed, None, None, tf.int64), lengths)
+        indices, lengths = tf.cast(bounds[:-1] + offsets, tf.int32), tf.cast(lengths, tf.int32)
         values = tf.gather(x, indices) * (tf.cast(lengths, tf.float32) if self._unbiased else 1.0)
         return values, lambda values: to_dense(indices[None], values[None], size)
-
-
-def draw_elements(k: int, size: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws one element of each of k parts of a vector; returns indices and lengths of the parts, both [k] int32."""
-    bounds = tf.range(k + 1, dtype=tf.int64) * size // k
-    lengths = bounds[1:] - bounds[:-1]
-    offsets = tf.math.floormod(tf.random.stateless_uniform([k], seed, None, None, tf.int64), lengths)
-    return tf.cast(bounds[:-1] + offsets, tf.int32), tf.cast(lengths, tf.int32)
 
 
 class Projection(_Projection):
@@ -131,7 +127,7 @@ def _back_project(size: int, unbiased: int, y: tf.Tensor, bits: tf.Tensor) -> tf
     return tf.reshape(flip_signs(tf.broadcast_to(y, [rows, k]), bits), [-1])[:size]
 
 
-class Sketch(Stochastic):
+class Sketch(Vectorwise):
     """Finds the k elements that are largest in the sum over replicas, and sums those exactly.
 
         T_r,j = sum over replicas and over i with h_r(i) = j of s_r(i) x_i     (`rows` tables of `columns`, all-reduced)
@@ -153,6 +149,7 @@ class Sketch(Stochastic):
     """
 
     biased = True
+    randomized = True
     experimental = True
 
     def __init__(self, *, columns: int, rows: int = 5, k: int | None = None):
@@ -167,7 +164,7 @@ class Sketch(Stochastic):
         self._rows = validate_integer("sketch", "rows", rows, 1, 99)
         self._k = validate_integer("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
 
-    def reduce_with_seed(
+    def sum_vector(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. Sends two messages, or one if the vector is short."""

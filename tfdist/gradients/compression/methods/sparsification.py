@@ -18,7 +18,7 @@ from tfdist.gradients.compression.arguments import (
 )
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import fold_in
-from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_flag, seed_of
+from tfdist.gradients.compression.reducers import Vectorwise, finiteness_flag, seed_of
 from tfdist.gradients.compression.sparse_vector import (
     SparseVector,
     exchange,
@@ -31,6 +31,7 @@ from tfdist.gradients.compression.sparse_vector import (
     to_dense,
     top_k,
 )
+from tfdist.gradients.reducer import ReductionResult
 
 
 class TopK(Codec):
@@ -88,10 +89,6 @@ class TopK(Codec):
         peak = peaks(self._values.decode(values, indices.shape[0])[None])[0]
         return tf.where(tf.math.is_finite(peak), self._values.check(tf.gather(x, tf.maximum(indices, 0)), values), peak)
 
-    def payload_bytes(self, size: int) -> int:
-        k = selection_size(self._ratio, size)
-        return 4 * k + self._values.payload_bytes(k)
-
     def then(self, codec: Codec) -> "TopK":
         """Returns a copy that encodes the values by a codec. Cost: 4 k bytes of indices, and the code of k values."""
         result = copy.copy(self)
@@ -111,9 +108,6 @@ class _Unchanged(Codec):
 
     def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         return code[0]
-
-    def payload_bytes(self, size: int) -> int:
-        return 4 * size
 
 
 class Threshold(Vectorwise):
@@ -141,12 +135,12 @@ class Threshold(Vectorwise):
         value = min(validate_positive("threshold", "value", value), float(np.finfo(np.float32).max))
         self._bits = max(1, int(np.float32(value).view(np.int32)))
 
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
+    def sum_vector(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         selection = select_by_threshold(x, self._bits)
         total, checks = exchange(*selection, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
-        return ReducedVector(total, tf.where(magnitudes(x) >= self._bits, x, 0.0), [], checks)
+        return total, tf.where(magnitudes(x) >= self._bits, x, 0.0), checks
 
 
 class DGC(Vectorwise):
@@ -212,7 +206,7 @@ class DGC(Vectorwise):
 
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
+    ) -> ReductionResult:
         velocity, residual, steps = state
         velocity, candidate = self._accumulate(x, velocity, residual, collectives.size)
         selection = self._select_largest(candidate, seed_of(name, steps, collectives.rank), steps)
@@ -221,7 +215,7 @@ class DGC(Vectorwise):
         total, checks = exchange(*entries, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
         velocity, residual = _zero_at(velocity, selection.indices), _zero_at(candidate, selection.indices)
         new_state = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
-        return ReducedVector(total, candidate - residual, [*new_state, steps + 1], checks)
+        return ReductionResult([total], [candidate - residual], [*new_state, steps + 1], [checks])
 
     def _accumulate(
         self, x: tf.Tensor, velocity: tf.Tensor, residual: tf.Tensor, replicas: int
