@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
+from tfdist.collectives.differentiable import context_value
 from tfdist.distribution.strategy import strategy_in_use
 from tfdist.step import loss as losses
 from tfdist.step.metrics import track_outputs, weight_scalars
@@ -39,9 +40,7 @@ class Replica(NamedTuple):
 _current: contextvars.ContextVar[Replica | None] = contextvars.ContextVar("replica", default=None)
 
 
-def current_replica() -> Replica | None:
-    """Returns the replica whose code is running in this thread; None if there is none."""
-    return _current.get()
+current_replica = _current.get  # () -> the replica whose code is running in this thread; None if there is none
 
 
 @contextlib.contextmanager
@@ -50,12 +49,8 @@ def replica_context(replica: Replica | None) -> Iterator[None]:
     weight = None
     if replica is not None and not replica.has_all_rows:
         weight = losses.to_floatx(replica.rows) / losses.to_floatx(replica.batch_size)
-    token = _current.set(replica)
-    try:
-        with weight_scalars(weight):
-            yield
-    finally:
-        _current.reset(token)
+    with context_value(_current, replica), weight_scalars(weight):
+        yield
 
 
 def compute_loss(

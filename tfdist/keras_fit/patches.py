@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.collectives.differentiable import context_value
 from tfdist.distribution.strategy import Strategy, in_replica_function
 from tfdist.errors import InputError
 from tfdist.keras_fit import one_device
@@ -76,12 +77,9 @@ _uses_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's
 def one_device_context(model: keras.Model) -> Iterator[None]:
     """Context in which a model has its original methods, and variables as on one device."""
     optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
-    token = _uses_one_device.set(True)
-    try:
-        with _one_device_updates([*model.variables, *KerasMetrics(model).variables], optimizers):
-            yield
-    finally:
-        _uses_one_device.reset(token)
+    variables = [*model.variables, *KerasMetrics(model).variables]
+    with context_value(_uses_one_device, True), _one_device_updates(variables, optimizers):
+        yield
 
 
 def attach(model: keras.Model, distributed: Distributed) -> None:
