@@ -74,16 +74,6 @@ class DelayedStep:
 
     It is also the stage of its `Passes`: a function of its weights and its other variables, which are passed like tensors of
     the previous stage, so that only received tensors have gradients.
-
-    Attributes:
-      step: reduces and applies the gradients.
-      delay: D, the age of a batch's weights in updates.
-      read_ahead: number of steps between reading a batch and its update.
-      batch_size: rows of the global batch.
-      input_specs: specs of the tensors from the previous stage.
-      output_specs: specs of the tensors for the next stage.
-      received: specs of all arguments: weights, other variables, and the tensors from the previous stage.
-      sent: specs of the results: the tensors for the next stage, and other variables.
     """
 
     variables: Sequence[tf.Variable] = ()
@@ -92,14 +82,14 @@ class DelayedStep:
         assert isinstance(step.source, PipelinedGradients)
         assert step.settings.batch_size is not None  # all batches of a pipeline have the same size
         self.step, self.source = step, step.source
-        self.batch_size: int = step.settings.batch_size
+        self.batch_size: int = step.settings.batch_size  # rows of the global batch
         strategy = self.source.strategy
         schedule = strategy.schedule
         [(self.number, self._graph)] = self.source.model.stages.items()
         self.count = schedule.micro_batches
         self._lead = schedule.stages - 1 - self.number
-        self.delay = schedule.delays[self.number]
-        self.read_ahead = -(-self._lead // self.count)
+        self.delay = schedule.delays[self.number]  # D, the age of a batch's weights in updates
+        self.read_ahead = -(-self._lead // self.count)  # number of steps between reading a batch and its update
         variables = self._graph.variables
         candidates = (*variables.non_trainable, *variables.external)
         self._state_variables = [variable for variable in candidates if not variable.trainable]
@@ -114,10 +104,11 @@ class DelayedStep:
         ]
         self._passes: Passes | None = None
         rows = self.batch_size // strategy.replicas // self.count
-        self.input_specs = crossing_specs(self._graph.received, rows)
-        self.output_specs = crossing_specs(self._graph.sent, rows)
+        self.input_specs = crossing_specs(self._graph.received, rows)  # of the tensors from the previous stage
+        self.output_specs = crossing_specs(self._graph.sent, rows)  # of the tensors for the next stage
         state = [CrossingSpec(tf.TensorSpec(v.shape, v.dtype), has_gradient=False) for v in self._state_variables]
         weights = [CrossingSpec(tf.TensorSpec(v.shape, v.dtype), has_gradient=True) for v in step.variables]
+        # Specs of all arguments and results of a forward pass
         self.received, self.sent = [*weights, *state, *self.input_specs], [*self.output_specs, *state]
 
     def begin(self, step: tf.Tensor, batches: Sequence[Any]) -> PipelineState:

@@ -75,7 +75,9 @@ class History:
         self.history: dict[str, list[Any]] = {}
 
     def __repr__(self) -> str:
-        last = "".join(f", {name} {_format_value(values[-1])}" for name, values in self.history.items())
+        last = ""
+        for name, (*_, value) in self.history.items():  # a callback may add anything
+            last += f", {name} {value:.4g}" if isinstance(value, numbers.Real) else f", {name} {value!s:.20}"
         return f"<History of epochs {self.epoch[0]} to {self.epoch[-1]}{last}>" if self.epoch else "<History: empty>"
 
     def end_epoch(self, epoch: int, results: Mapping[str, Any]) -> None:
@@ -97,10 +99,6 @@ class History:
             if record["kind"] == kind:
                 return record
         raise KeyError(f"No record of kind {kind!r}. Received kinds: {sorted({r['kind'] for r in self.records})}.")
-
-
-def _format_value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, numbers.Real) else f"{value!s:.20}"  # a callback may add anything
 
 
 _log = logging.getLogger(__name__)
