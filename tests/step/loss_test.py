@@ -8,7 +8,6 @@ import tensorflow as tf
 import tfdist
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica, Recording
-from tfdist.errors import InputError
 from tfdist.step import loss
 
 ROWS = 13
@@ -222,10 +221,3 @@ def test_names_that_keras_resolves_by_shapes_are_left_to_it(mirrored2):
     with mirrored2.scope():
         trainer = tfdist.Trainer(dense(), optimizer="sgd", loss="crossentropy")
     trainer.fit((X, Y), batch_size=4, steps=1)
-
-
-def test_no_loss_at_all_is_an_error(single):
-    with single.scope():
-        trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=None)
-    with pytest.raises(InputError, match="needs a loss"):
-        trainer.fit((X, Y), batch_size=4, steps=1)

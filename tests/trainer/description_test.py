@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist.data import ArraySource, DataSet
-from tfdist.data.row_partition import RowAllocation
+from tfdist.data.row_partition import EVEN, RowAllocation
 from tfdist.reporting import RunPlan
 from tfdist.trainer import fit_loop
 
@@ -31,35 +31,26 @@ def test_data_with_a_name_several_inputs_and_nothing_to_evaluate():
 
 
 @pytest.mark.parametrize(
-    ("replicas", "micro_steps", "batch_size", "text"),
+    ("replicas", "micro_steps", "text"),  # the rows of each replica, or their number for an even allocation
     [
-        (1, 1, 64, "64 examples"),
-        (2, 1, 64, "64 examples = 2 replicas x 32"),
-        (2, 4, 64, "64 examples = 2 replicas x 4 micro-steps x 8"),
-        (1, 4, 64, "64 examples = 4 micro-steps x 16"),
-        (3, 1, 64, "64 examples, divided over 3 replicas"),
-        (3, 2, 64, "64 examples, divided over 3 replicas and 2 micro-steps"),
-    ],
-)
-def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
-    strategy = types.SimpleNamespace(batch_parts=replicas, replicas=replicas, micro_batches=0, remote=None)
-    settings = types.SimpleNamespace(micro_steps=micro_steps)
-    assert fit_loop._describe_batch(strategy, settings, batch_size, "float32") == f"{text}, computed in float32"
-
-
-@pytest.mark.parametrize(
-    ("counts", "micro_steps", "text"),
-    [
+        (1, 1, "64 examples"),
+        (2, 1, "64 examples = 2 replicas x 32"),
+        (2, 4, "64 examples = 2 replicas x 4 micro-steps x 8"),
+        (1, 4, "64 examples = 4 micro-steps x 16"),
+        (3, 1, "64 examples, divided over 3 replicas"),
+        (3, 2, "64 examples, divided over 3 replicas and 2 micro-steps"),
         ((48, 16), 1, "64 examples = 48 + 16"),
         ((48, 16), 2, "64 examples = 48 + 16, in 2 micro-steps"),
         ((32, 32), 1, "64 examples = 2 replicas x 32"),
         ((4,) * 15 + (1,), 1, "61 examples = 1 to 4 for each replica"),
     ],
 )
-def test_the_division_of_a_batch_that_is_allocated_unevenly(counts, micro_steps, text):
-    strategy = types.SimpleNamespace(batch_parts=len(counts), replicas=len(counts), micro_batches=0, remote=None)
+def test_the_division_of_a_batch(replicas, micro_steps, text):
+    counts = replicas if isinstance(replicas, tuple) else ()
+    size, allocation = len(counts) or replicas, RowAllocation(counts) if counts else EVEN
+    strategy = types.SimpleNamespace(batch_parts=size, replicas=size, micro_batches=0, remote=None)
     settings = types.SimpleNamespace(micro_steps=micro_steps)
-    found = fit_loop._describe_batch(strategy, settings, sum(counts), "float32", RowAllocation(counts))
+    found = fit_loop._describe_batch(strategy, settings, sum(counts) or 64, "float32", allocation)
     assert found == f"{text}, computed in float32"
 
 

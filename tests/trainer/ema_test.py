@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import tfdist
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer
-from tfdist.errors import InputError
 from tfdist.gradients import LossScale
 
 RANDOM = np.random.default_rng(0)
@@ -129,20 +128,6 @@ def test_a_sharded_average_is_that_of_one_device(shard, single, float64):
     assert len(sharded.model.optimizer.variables) == len(plain.model.optimizer.variables)
     for found, value in zip([*averaged(sharded), *weights(sharded)], [*averaged(plain), *weights(plain)], strict=True):
         assert np.linalg.norm(found - value) <= 1e-9 * max(np.linalg.norm(value), 1e-3)
-
-
-def test_its_momentum_is_not_negative(single):
-    with pytest.raises(InputError, match="ema must be at least 0 and less than 1"):
-        small(single, ema=-0.1)
-
-
-def test_a_built_optimizer_is_refused(single):
-    with single.scope():
-        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4)])
-        optimizer = keras.optimizers.SGD(0.1)
-        optimizer.build(model.trainable_variables)
-        with pytest.raises(InputError, match="a built SGD. Create a new optimizer"):
-            tfdist.Trainer(model, optimizer=optimizer, loss="mse", ema=0.9)
 
 
 def test_traces_of_averages_do_not_accumulate(single):

@@ -47,6 +47,10 @@ def trainer_of(strategy):
         return tfdist.Trainer(build(), **compiled())
 
 
+def close(history):
+    return {name: pytest.approx(values, rel=1e-12, abs=0.0) for name, values in history.items()}
+
+
 FITS = {
     "arrays": lambda: {"x": X, "y": Y, "batch_size": 10, "shuffle": False},
     "default batch": lambda: {"x": X[:64], "y": Y[:64], "shuffle": False},
@@ -83,8 +87,7 @@ def test_it_gives_what_keras_gives(fit, name, request):
     found = trainer.fit(**FITS[fit](), epochs=3, verbose=0, callbacks=look)
     assert found.epoch == history.epoch == seen == expected
     assert list(found.history) == list(history.history)
-    for metric, values in history.history.items():
-        np.testing.assert_allclose(found.history[metric], values, rtol=1e-12, err_msg=metric)
+    assert found.history == close(history.history)
     for ours, theirs in zip(trainer.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
 
@@ -114,28 +117,6 @@ def test_a_second_fit_counts_epochs_from_its_own_first(single):
     assert trainer.fit(X, Y, 10, 2, 0).epoch == [0, 1]
     assert trainer.fit(X, Y, 10, 4, 0, initial_epoch=2).epoch == [2, 3]
     assert trainer.step == 42
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"initial_epoch": 2, "epochs": 2}, "`initial_epoch` .* less than `epochs`"),
-        ({"initial_epoch": -1, "epochs": 1}, "`initial_epoch`"),
-        ({"validation_steps": 1.5}, "`validation_steps` must be"),
-        ({"validation_batch_size": -1}, "`validation_batch_size` must be"),
-        ({"validation_freq": "2"}, "`validation_freq` must be"),
-        ({"steps": 0}, "either `steps` or `epochs`"),
-        ({"steps": True}, "either `steps` or `epochs`"),
-        ({"batch_size": True}, "`batch_size` must be a positive integer. Received: True"),
-        ({"initial_epoch": False, "epochs": 1}, "`initial_epoch`"),
-        ({"validation_freq": True}, "`validation_freq` must be"),
-    ],
-    ids=str,
-)
-def test_arguments_that_are_refused(single, arguments, words):
-    """More of them are in tests/cli/wrong_uses.tsv."""
-    with pytest.raises(InputError, match=words):
-        trainer_of(single).fit(X, Y, **arguments)
 
 
 def test_numbers_of_numpy_are_those_of_python(single):
@@ -288,10 +269,6 @@ def test_evaluate_takes_the_arguments_of_keras(single, capsys, monkeypatch):
     trainer.evaluate(X, Y, verbose=2)
     assert started == ["clock", "evaluation"]
     assert shown.startswith("7/7 - ") and f"loss: {quiet['loss']:.4f} - mae: {quiet['mae']:.4f}" in shown
-    with pytest.raises(InputError, match=r"^`verbose` must be one of .* Received: 3\.$"):
-        trainer.evaluate(X, Y, verbose=3)
-    with pytest.raises(InputError, match=r"^Trainer.evaluate returns a dict .* Received: return_dict=False\."):
-        trainer.evaluate(X, Y, return_dict=False)
 
 
 def test_what_they_are_is_seen(single, mirrored2):
@@ -325,9 +302,7 @@ def test_each_output_has_its_loss_and_metrics(single, mirrored2):
         with strategy.scope():
             trainer = tfdist.Trainer(make(), **options())
         found = trainer.fit(X, targets, **fit).history
-        assert {*found} == {*expected} >= {"a_loss", "b_accuracy", "val_b_loss"}
-        for name, values in expected.items():
-            np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
+        assert found == close(expected) and {*found} >= {"a_loss", "b_accuracy", "val_b_loss"}
 
 
 def test_a_generator_goes_on_where_the_last_fit_ended(single):
@@ -406,9 +381,7 @@ def test_losses_that_are_not_means_are_logged_as_by_keras(reduction, options, mi
     with mirrored2.scope():
         trainer = tfdist.Trainer(build(), **compiled(), **options)
     found = trainer.fit(X, Y, **fit).history
-    assert {*found} == {*expected}
-    for metric, values in expected.items():
-        np.testing.assert_allclose(found[metric], values, rtol=1e-12, err_msg=metric)
+    assert found == close(expected)
     for ours, theirs in zip(trainer.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
     evaluated = plain.evaluate(X, Y, 16, 0, return_dict=True)

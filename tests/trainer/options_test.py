@@ -35,19 +35,6 @@ def test_numbers_of_numpy_are_those_of_python():
     assert str(Checks(compression_max_error=np.float64(0.5))) == str(Checks(compression_max_error=0.5))
 
 
-@pytest.mark.parametrize(
-    "options", [{"log_every": True}, {"log_every": 1.5}, {"eval_every": -1}, {"steps_per_call": 0}], ids=str
-)
-def test_what_is_no_number_of_steps(options):
-    with pytest.raises(InputError, match=f"must be an integer of at least .* Received: {[*options.values()][0]}"):
-        Schedule(**options)
-
-
-def test_a_truth_value_is_no_number():
-    with pytest.raises(InputError, match="Received: True"):
-        Checks(measure_every=True)
-
-
 @pytest.mark.parametrize("name", ["train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"])
 def test_a_model_with_a_step_of_its_own_is_refused(name, single):
     own = type("Own", (keras.Model,), {name: lambda self, *args, **kwargs: None})

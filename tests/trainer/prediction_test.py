@@ -79,8 +79,6 @@ def test_forms_of_data(mirrored2):
         np.testing.assert_array_equal(trainer.predict(form, verbose=0), wanted)
     for form in (X32, dataset(X32), dataset(X32).repeat()):
         np.testing.assert_array_equal(trainer.predict(form, batch_size=3, verbose=0, steps=2), wanted[:6])
-    with pytest.raises(InputError, match="Infinite data needs `steps`."):
-        trainer.predict(dataset(X32).repeat(), verbose=0)
 
 
 class Batches(keras.utils.PyDataset):
@@ -135,22 +133,6 @@ def test_what_is_shown(mirrored2, capsys):
     assert capsys.readouterr().out == ""
     trainer.predict(X32, batch_size=4)
     assert "4/4" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch_size": 0}, "`batch_size` must be a positive integer. Received: 0."),
-        ({"steps": 1.5}, "`steps` must be a positive integer. Received: 1.5."),
-        ({"verbose": "loud"}, "`verbose` must be one of .* Received: 'loud'."),
-        ({"x": X32[:0]}, "The data is empty"),
-    ],
-)
-def test_what_is_refused(arguments, message, mirrored2):
-    trainer = make_trainer(mirrored2)
-    trainer.predict(X32, verbose=0)
-    with pytest.raises(InputError, match=message):
-        trainer.predict(**{"x": X32, "verbose": 0, **arguments})
 
 
 class Mean(keras.layers.Layer):

@@ -30,8 +30,8 @@ def said(caplog):
     return [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
 
 
-def resumed(strategy, path):
-    trainer = make(strategy)
+def resumed(strategy, path, learning_rate=0.01):
+    trainer = make(strategy, learning_rate)
     trainer.build(DATA)
     trainer.resume(path)
     return trainer
@@ -51,11 +51,11 @@ ROWS = {
     "decay": ({"rate": {"decay": "step(every=4)"}}, ("falls every 4 steps", "never falls")),
     "evaluation": (EVALUATED | {"schedule": tfdist.Schedule(eval_every=5)}, ("eval_every=5", "never evaluated")),
     "no data": ({"schedule": tfdist.Schedule(eval_every=2)}, ("eval_every=2 has no effect", "no data to evaluate")),
+    "small gradients": (
+        {"compression": "fp16"},
+        ("compression=fp16 compresses nothing", "compression_min_bytes=65536"),
+    ),
 }
-ROWS["small gradients"] = (
-    {"compression": "fp16"},
-    ("compression=fp16 compresses nothing", "compression_min_bytes=65536"),
-)
 ORDINARY = {
     "batch": {"batch_size": 40},
     "warmup": {"rate": {"warmup_steps": 3}},
@@ -133,10 +133,7 @@ def test_a_strategy_with_one_device(name, caplog):
 
 def test_a_loss_that_diverges_is_said_once_at_the_same_step_after_a_resume(caplog, single, tmp_path):
     def fit(steps, resumes=False, **options):
-        trainer = make(single, 4.0)  # the loss grows at each step
-        if resumes:
-            trainer.build(DATA)
-            trainer.resume(tmp_path)
+        trainer = resumed(single, tmp_path, 4.0) if resumes else make(single, 4.0)  # the loss grows at each step
         trainer.fit(DATA, batch_size=40, steps=steps, schedule=tfdist.Schedule(steps_per_call=1), **options)
         found = [record.getMessage() for record in caplog.records if "loss diverges" in record.getMessage()]
         caplog.clear()

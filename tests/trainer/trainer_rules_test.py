@@ -21,19 +21,6 @@ def make(strategy, optimizer="sgd", **options):
         return tfdist.Trainer(build(), optimizer=optimizer, loss="mse", **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loss_scale_factor": 1024.0}, "loss_scale_factor=1024"),
-        ({"use_ema": True}, "use_ema=True"),
-        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2"),
-    ],
-)
-def test_optimizers_that_change_the_step_by_themselves(single, options, message):
-    with pytest.raises(InputError, match=message):
-        make(single, keras.optimizers.SGD(0.1, **options))
-
-
 def test_what_is_born_outside_the_scope(mirrored2):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     with pytest.raises(InputError, match="The optimizer must be created inside the strategy's scope"):
@@ -54,13 +41,6 @@ def test_metrics_may_be_created_outside_the_scope(strategy, request):
     logs = trainer.fit(x, y, batch_size=8, validation_data=(x, y), verbose=0).history
     for prefix in ("", "val_"):
         assert [logs[prefix + metric.name] for metric in counts] == [[12], [12]]
-
-
-def test_a_model_without_trainable_variables(single):
-    trainer = make(single)
-    trainer.model.trainable = False
-    with pytest.raises(InputError, match="no trainable variable"):
-        trainer.fit(DATA, batch_size=16, steps=1)
 
 
 def test_changes_between_two_fits(single):

@@ -10,6 +10,7 @@ from tfdist.data.batches import split_batches
 from tfdist.data.row_partition import without_absent
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
+from tfdist.step.validation import differing_data_error
 
 COMPARE_EVERY = 100  # maximum number of batches between two comparisons
 
@@ -68,14 +69,10 @@ class BatchReader:
     Processes compare checksums of their batches after 1, 2, 4, ... 128 batches, then every `COMPARE_EVERY`: differences in the
     first batches are reported at once, without slowing down long passes by messages. Every process must call the methods in
     the same order; those that compare raise `InputError` if batches differ.
-
-    Attributes:
-      rows: the engine's iterator over the rows.
-      spec: see `GlobalBatches`.
     """
 
     def __init__(self, data: GlobalBatches, rows: Iterator[Any], checksums: dict[int, int], name: str):
-        self.rows, self.spec = rows, data.spec
+        self.rows, self.spec = rows, data.spec  # the engine's iterator over the rows, and the spec of `GlobalBatches`
         self._data, self._checksums, self._name = data, checksums, name
         self._position = self._compared_count = 0
 
@@ -134,11 +131,8 @@ class BatchReader:
         checksums = [self._checksums.pop(number) for number in range(start, count)]
         if not strategy.peers.all_equal(f"batch/{self._name}/{start}", checksums, self._data.deadline):
             batches = f"batch {start}" if count == start + 1 else f"batches {start} to {count - 1}"
-            raise InputError(
-                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                f"Received: a difference between the {strategy.peers.size} processes in {batches} of {self._name}. Call "
-                "keras.utils.set_random_seed before the data is shuffled, and leave out sharding by rank "
-                "and parallel maps that draw random numbers."
+            raise differing_data_error(
+                f"a difference between the {strategy.peers.size} processes in {batches} of {self._name}. Call"
             )
 
     def _next_batch(self) -> Any:

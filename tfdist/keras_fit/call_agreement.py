@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, PeerLostError
 from tfdist.trainer.callbacks import callbacks_of_process
@@ -125,6 +124,7 @@ def have_batch_hooks(callbacks: Sequence[keras.callbacks.Callback], training: bo
 
 
 def synchronize_callbacks(
+    model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
     strategy: Strategy,
     average: Callable[[], None],
@@ -136,43 +136,25 @@ def synchronize_callbacks(
     `stops_after_batches` tells whether a callback may stop training after any batch, and `deadline` is the number of seconds to
     wait for processes whose callbacks take longer.
     """
+
+    def broadcast_state(logs: Any) -> None:
+        """Broadcasts the state that the chief's callbacks, such as `BackupAndRestore`, have restored."""
+        epoch = keras_internals.initial_epoch(model)
+        epoch = strategy.group.broadcast("restored", epoch, float("inf"))  # reading a file may take long
+        if epoch:
+            keras_internals.set_initial_epoch(model, epoch)
+            strategy.adoption.broadcast_values([*model.variables, *model.optimizer.variables])
+
+    def agree(event: str) -> None:
+        model.stop_training = any(strategy.group.gather(f"stop/{event}", bool(model.stop_training), deadline))
+
+    stop = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: agree(f"epoch {epoch}"),
+        on_train_batch_end=(lambda batch, logs: agree(f"batch {batch}")) if stops_after_batches else None,
+    )
     return [
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average()),
         *callbacks_of_process(callbacks, strategy, broadcasts_weights=True),
-        *([_BroadcastRestoredState(strategy)] if strategy.cluster.size > 1 else []),
-        (_SynchronizedBatchStop if stops_after_batches else _SynchronizedStop)(strategy.group, deadline),
+        *([keras.callbacks.LambdaCallback(on_train_begin=broadcast_state)] if strategy.cluster.size > 1 else []),
+        stop,
     ]
-
-
-class _BroadcastRestoredState(keras.callbacks.Callback):
-    """Broadcasts the state that the chief's callbacks, such as `BackupAndRestore`, have restored."""
-
-    def __init__(self, strategy: Strategy):
-        super().__init__()
-        self._strategy = strategy
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        epoch = keras_internals.initial_epoch(self.model)
-        epoch = self._strategy.group.broadcast("restored", epoch, float("inf"))  # reading a file may take long
-        if epoch:
-            keras_internals.set_initial_epoch(self.model, epoch)
-            self._strategy.adoption.broadcast_values([*self.model.variables, *self.model.optimizer.variables])
-
-
-class _SynchronizedStop(keras.callbacks.Callback):
-    """Stops training on all processes if a callback of any of them requests it; must be last."""
-
-    def __init__(self, group: Group, deadline: float):
-        super().__init__()
-        self._group, self._deadline = group, deadline
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._agree(f"stop/epoch {epoch}")
-
-    def _agree(self, name: str) -> None:
-        self.model.stop_training = any(self._group.gather(name, bool(self.model.stop_training), self._deadline))
-
-
-class _SynchronizedBatchStop(_SynchronizedStop):
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._agree(f"stop/batch {batch}")

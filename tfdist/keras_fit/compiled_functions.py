@@ -35,15 +35,11 @@ _STEP_METHODS = ("train_step", "compute_loss", "compute_metrics")  # methods tha
 
 
 class Functions:
-    """The functions of a compiled and built model.
-
-    Attributes:
-      sums: sums of the metrics' variables since their last reset.
-    """
+    """The functions of a compiled and built model."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, placement: Placement):
         self.model, self._strategy, self._options, self._placement = model, strategy, options, placement
-        self.sums = MetricSums(model, strategy)
+        self.sums = MetricSums(model, strategy)  # since the last reset of the metrics
         self._synchronizer: WeightSynchronizer | None = None
         self._has_failed = False
         self._per_row_state = per_row_state(model)

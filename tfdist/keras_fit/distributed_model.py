@@ -37,29 +37,30 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import data_check
 from tfdist.step.data_check import explain_mismatch
-from tfdist.step.inference import BatchPrediction
+from tfdist.step.inference import check_outputs, compile_prediction
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.partitioned_step import Division
 from tfdist.step.row_dependence import log_dependence
 from tfdist.step.validation import check_not_wrapped
 from tfdist.trainer.program import check_equal
 
 
-def compile_prediction(model: keras.Model, strategy: Strategy, options: RunConfig, spec: Any) -> Callable[..., Any]:
-    """Returns a function of (rows, number of the batch, static rows) that returns the outputs for all rows.
+def _compile_prediction(model: keras.Model, strategy: Strategy, options: RunConfig, spec: Any) -> Callable[..., Any]:
+    """Same as `compile_prediction`, for batches of a spec; logs how outputs that depend on several rows are computed."""
 
-    Logs how outputs are computed that depend on several rows. `spec` is a structure of `tf.TensorSpec` of a batch.
-    """
-    metrics = KerasMetrics(model).variables if model.compiled else []
-    prediction = BatchPrediction(model, strategy, options.seed, model.predict_step, metrics)
+    def outputs(batch: Any) -> Any:
+        return check_outputs(model.predict_step(batch))
+
+    division: Division = "own"
     row_state = per_row_state(model)
-    reason = row_state or output_dependence(model, prediction.outputs, spec) if strategy.replicas > 1 else ""
-    if not reason:
-        return prediction.compile("own")
-    plan = Communication(obstacle="its rows belong together" if row_state else "")
-    if not row_state:
-        plan = communication(model, lambda batch: dict(enumerate(tf.nest.flatten(prediction.outputs(batch)))), spec)
-    log_dependence(model, "predict", reason, plan, strategy, options.rows)
-    return prediction.compile("whole" if plan.obstacle else "partitioned")
+    if reason := row_state or output_dependence(model, outputs, spec) if strategy.replicas > 1 else "":
+        plan = Communication(obstacle="its rows belong together" if row_state else "")
+        if not row_state:
+            plan = communication(model, lambda batch: dict(enumerate(tf.nest.flatten(outputs(batch)))), spec)
+        log_dependence(model, "predict", reason, plan, strategy, options.rows)
+        division = "whole" if plan.obstacle else "partitioned"
+    metrics = KerasMetrics(model).variables if model.compiled else []
+    return compile_prediction(model, strategy, options.seed, outputs, division, metrics)
 
 
 _STEP_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -286,7 +287,7 @@ class Distributed:
     ) -> None:
         callbacks = list(keras.tree.flatten(arguments["callbacks"] or []))
         options = average, stops_after_batches, self._options.stall_shutdown_seconds
-        arguments["callbacks"] = call_agreement.synchronize_callbacks(callbacks, self.strategy, *options)
+        arguments["callbacks"] = call_agreement.synchronize_callbacks(self.model, callbacks, self.strategy, *options)
 
     def _prepare(self, spec: Any) -> None:
         if self._call.name.startswith("predict"):
@@ -386,7 +387,7 @@ class Distributed:
         outputs = []
         for rows, rows_spec in batches:
             if self._predict is None:
-                self._predict = compile_prediction(self.model, self.strategy, self._options, rows_spec)
+                self._predict = _compile_prediction(self.model, self.strategy, self._options, rows_spec)
             number = tf.constant(next(self._prediction_numbers), tf.uint64)
             batch_outputs = self._predict(rows, number, static_rows(rows_spec))
             outputs.append(tf.nest.map_structure(lambda value: self.strategy.local(value)[0], batch_outputs))

@@ -16,17 +16,10 @@ class MetricSums:
 
     A replica's variables have the sums of its rows since they were last drained. If replicas have all rows, the variables
     keep all sums, which a custom step may read.
-
-    Attributes:
-      metrics: the model's metrics.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy):
-        """Collects the metrics of a compiled and built model.
-
-        Raises:
-          InputError: the variables of a metric cannot be summed over replicas.
-        """
+        """Collects the metrics of a compiled and built model; raises `InputError` if they cannot be summed."""
         check_sums(keras_internals.metrics_of(model))
         self._model, self._strategy = model, strategy
         self._has_all_rows = False  # whether replicas have all rows of a batch

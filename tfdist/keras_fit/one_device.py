@@ -39,9 +39,7 @@ class Replica(NamedTuple):
 _current: contextvars.ContextVar[Replica | None] = contextvars.ContextVar("replica", default=None)
 
 
-def current_replica() -> Replica | None:
-    """Returns the replica whose code is running in this thread; None if there is none."""
-    return _current.get()
+current_replica = _current.get  # () -> the replica whose code is running in this thread; None if there is none
 
 
 @contextlib.contextmanager

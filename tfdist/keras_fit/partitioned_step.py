@@ -24,34 +24,28 @@ from tfdist.step.partitioned_step import StepResult
 _log = logging.getLogger(__name__)
 
 
-class ReplicaBatch(NamedTuple):
-    """The input of a replica for a global batch."""
-
-    batch: Any  # structure of tensors, whose first dim is at least 1
-    # Scalar factor of this replica's values in the sum over replicas, by reduce op
-    weights: Mapping[ReduceOp, tf.Tensor]
-    number: tf.Tensor | int  # index of the replica for random numbers
-    replica: Replica  # the replica for the code, without an `apply`
-
-
 def batch_for_replica(
     own_rows: ReplicaRows, collectives: Collectives, needs_all_rows: bool, static_rows: int | None
-) -> ReplicaBatch:
-    """Returns the batch that a replica computes: its own rows, or all rows; inside a replica function."""
+) -> tuple[Any, Mapping[ReduceOp, tf.Tensor], tf.Tensor | int, Replica]:
+    """Returns the batch that a replica computes: its own rows, or all rows; inside a replica function.
+
+    Also returns the scalar factor of this replica's values in the sum over replicas, by reduce op, the index of the
+    replica for random numbers, and the replica for the code, without an `apply`.
+    """
     if needs_all_rows and collectives.size > 1:
         batch = partitioned_step.gather_batch(own_rows, collectives, static_rows)
         rows = count_rows(batch)
         # Gradients are averaged, so replicas remain equal even if the order of summation on a device varies.
         replica = Replica(OneReplica(), rows, rows, has_all_rows=True)
-        return ReplicaBatch(batch, equal_value_weights(collectives), 0, replica)
+        return batch, equal_value_weights(collectives), 0, replica
     rows, batch_size = own_rows.rows, own_rows.batch_size
     weights: dict[ReduceOp, tf.Tensor] = {"mean": to_floatx(rows) / to_floatx(batch_size), "sum": to_floatx(rows > 0)}
     replica = Replica(mask_if_empty(collectives, rows), rows, batch_size)
-    return ReplicaBatch(own_rows.batch, weights, collectives.rank, replica)
+    return own_rows.batch, weights, collectives.rank, replica
 
 
 def equal_value_weights(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
-    """Returns the weights of values that are equal on all replicas; see `ReplicaBatch`."""
+    """Returns the weights of values that are equal on all replicas; see `batch_for_replica`."""
     part = to_floatx(tf.constant(1 / collectives.size, tf.float64))
     return {"mean": part, "sum": part}
 

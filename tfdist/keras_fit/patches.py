@@ -76,10 +76,9 @@ _uses_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's
 def one_device_context(model: keras.Model) -> Iterator[None]:
     """Context in which a model has its original methods, and variables as on one device."""
     optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
-    with (
-        keras_internals.context_value(_uses_one_device, True),
-        _one_device_updates([*model.variables, *KerasMetrics(model).variables], optimizers),
-    ):
+    variables = [*model.variables, *KerasMetrics(model).variables]
+    uses_one_device = keras_internals.context_value(_uses_one_device, True)
+    with uses_one_device, _one_device_updates(variables, optimizers):
         yield
 
 

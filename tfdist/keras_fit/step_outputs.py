@@ -6,19 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica
 from tfdist.data.batches import count_rows
-from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica, replica_context
-from tfdist.step.layer_state import assign
-from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import replaced_results
-from tfdist.step.state_store import StateStore
 
 ReduceOp = Literal["mean", "sum"]  # over the values of replicas
 
@@ -32,55 +27,18 @@ class StepOutputs(NamedTuple):
     computed_from_metrics: Sequence[str] = ()  # names of outputs that are computed from results of metrics
 
 
-class Logs:
-    """The outputs of the last step, `name`: weighted means or sums over replicas, by the names of outputs; by default means.
-
-    Attributes:
-      sources: see `StepOutputs`.
-    """
-
-    def __init__(
-        self,
-        outputs: StepOutputs,
-        strategy: Strategy,
-        store: StateStore,
-        name: str,
-        reduce_ops: Mapping[str, ReduceOp],
-    ):
-        self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, outputs.sources, reduce_ops
-        dtype = tf.as_dtype(keras.config.floatx())
-        states = [State(f"{name}/{key}", shape, dtype, True) for key, shape in outputs.shapes.items()]
-        self._variables = dict(zip(outputs.shapes, store.variables(states), strict=True))
-
-    def store(self, outputs: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
-        """Stores a replica's outputs, weighted by op; inside a replica function."""
-        values_by_name = flatten_logs(outputs)
-        values = [
-            tf.math.multiply_no_nan(to_floatx(values_by_name[key]), weights[self._reduce_ops.get(key, "mean")])
-            for key in self._variables
-        ]
-        if values:
-            totals = self._strategy.collectives.all_reduce(values, name=self._name)
-            assign(list(self._variables.values()), totals)
-
-    def read(self) -> dict[str, np.ndarray]:
-        """Returns the values in host memory."""
-        return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._variables.items()}
-
-
 def inspect_step(model: keras.Model, step: Callable[[Any], Any], batch: Any, apply: Apply | None = None) -> StepOutputs:
     """Traces a custom step with symbolic tensors, without changing variables; new variables have their initial values.
 
     `batch` is a structure of `tf.TensorSpec`, and `apply` is called when the step applies gradients.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    sources: dict[str, str] = {}
-    computed_names: list[str] = []
+    result = StepOutputs()
 
     def inspect(data: Any) -> Any:
-        shapes.clear()
-        sources.clear()
-        computed_names.clear()
+        nonlocal result
+        shapes: dict[str, tuple[int, ...]] = {}
+        sources: dict[str, str] = {}
+        computed_names: list[str] = []
         rows = count_rows(data)
         replica = Replica(OneReplica(), rows, rows, apply and _unconditional_apply(apply, model.name))
         with replica_context(replica), keras_internals.inline_functions(), _record_results(model) as results:
@@ -92,10 +50,11 @@ def inspect_step(model: keras.Model, step: Callable[[Any], Any], batch: Any, app
                 sources[key] = results[id(value)][0]
             elif keras_internals.is_computed_from(value, metric_results):
                 computed_names.append(key)
+        result = StepOutputs(shapes, sources, computed_names)
         return outputs
 
     keras_internals.trace_symbolically(inspect, batch)
-    return StepOutputs(shapes, sources, computed_names)
+    return result
 
 
 def _unconditional_apply(apply: Apply, name: str) -> Apply:

@@ -18,7 +18,7 @@ from tfdist.collectives.differentiable import loss_weight_scope
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.job_config import RunConfig
 from tfdist.data.row_partition import ReplicaRows
-from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError, NotFiniteError, with_argument_names
 from tfdist.gradients import Clip, LossScale, ReductionResult, parse_loss_scale, unscale
 from tfdist.keras_fit.batch_readers import BatchReader
@@ -26,10 +26,10 @@ from tfdist.keras_fit.one_device import Apply, replica_context
 from tfdist.keras_fit.partitioned_step import Application, batch_for_replica, equal_value_weights, run_partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
-from tfdist.keras_fit.step_outputs import Logs, ReduceOp, StepOutputs, inspect_step
+from tfdist.keras_fit.step_outputs import ReduceOp, StepOutputs, flatten_logs, inspect_step
 from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.reporting.warn_once import warn_once
-from tfdist.step import randomness
+from tfdist.step import randomness, validation
 from tfdist.step.compiled_loop import compile_loop, compile_single_step, make_host_loop, not_finite_error
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
@@ -40,15 +40,6 @@ from tfdist.step.metrics import KerasMetrics
 from tfdist.step.reduction import Reduction, global_norm
 from tfdist.step.settings import Settings, sparse_gradient_names
 from tfdist.step.state_store import StateStore
-from tfdist.step.validation import (
-    check_micro_steps,
-    check_not_wrapped,
-    check_optimizer,
-    default_loss_scale,
-    inner_optimizer,
-    statistics_of_all_replicas,
-    unwrap_loss_scale,
-)
 from tfdist.synchronization import WeightSynchronizer
 
 
@@ -64,11 +55,7 @@ class StepsResult(NamedTuple):
 
 
 class TrainerSteps:
-    """The trainer's step, for a model with Keras's own steps.
-
-    Attributes:
-      needs_all_rows: whether metrics are kept from batch to batch, on one replica.
-    """
+    """The trainer's step, for a model with Keras's own steps."""
 
     def __init__(
         self,
@@ -79,7 +66,7 @@ class TrainerSteps:
         synchronizer: WeightSynchronizer,
         reduce_ops: ReduceOps,
     ):
-        self.needs_all_rows = bool(reduce_ops.needs_all_rows)
+        self.needs_all_rows = bool(reduce_ops.needs_all_rows)  # metrics are kept from batch to batch, on one replica
         settings = _settings(model, strategy, options)
         settings = dataclasses.replace(settings, averaged_statistics=tuple(reduce_ops.statistics))
         if not model.trainable_variables:
@@ -87,7 +74,6 @@ class TrainerSteps:
         self._store = StateStore(strategy)
         if settings.loss_scale:
             self._store.variables(settings.loss_scale.state())
-        self._has_loss_scale = settings.loss_scale is not None
         self._model, self._synchronizer = model, synchronizer
         self._steps = Steps(model, strategy, settings, _compression(options), self._store, metrics)
         self._compile_one_step = functools.partial(compile_single_step, metrics)
@@ -125,19 +111,15 @@ class TrainerSteps:
     @property
     def loss_scale(self) -> float | None:
         """The current loss scale; None without loss scaling."""
-        return float(self._store.array("loss_scale/scale").values) if self._has_loss_scale else None
+        return self._store.loss_scale
 
 
 class _ModelSteps:
-    """A model's `train_step` or `test_step` on each replica's rows, on all rows, or partitioned, and the loops around it.
-
-    Attributes:
-      outputs: specification of the step's outputs.
-      needs_all_rows: whether replicas compute the values of whole batches.
-    """
+    """A model's `train_step` or `test_step` on each replica's rows, on all rows, or partitioned, and the loops around it."""
 
     _name: str  # of the model's method
-    needs_all_rows = False
+    _make_apply: Callable[..., Apply | None]  # returns the replacement of an optimizer's `apply`, if there is one
+    needs_all_rows = False  # whether replicas compute the values of whole batches
 
     def __init__(
         self,
@@ -206,7 +188,21 @@ class _ModelSteps:
 
     def _set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
         self._reduce_ops, self.needs_all_rows = reduce_ops, bool(reduce_ops.needs_all_rows)
-        self._logs = Logs(self.outputs, self._strategy, self._store, self._name, reduce_ops.logs)
+        dtype, shapes = tf.as_dtype(keras.config.floatx()), self.outputs.shapes
+        states = [State(f"{self._name}/{key}", shape, dtype, True) for key, shape in shapes.items()]
+        self._logs = dict(zip(shapes, self._store.variables(states), strict=True))
+
+    def _store_logs(self, outputs: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
+        """Stores a replica's outputs, weighted by op, by default as means; inside a replica function."""
+        values_by_name, ops = flatten_logs(outputs), self._reduce_ops.logs
+        values = [
+            tf.math.multiply_no_nan(to_floatx(values_by_name[key]), weights[ops.get(key, "mean")]) for key in self._logs
+        ]
+        if values:
+            assign([*self._logs.values()], self._strategy.collectives.all_reduce(values, name=self._name))
+
+    def _read_logs(self) -> dict[str, np.ndarray]:
+        return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._logs.items()}
 
     def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
         """Runs the step with number `number`, scalar int64. A replica function."""
@@ -222,7 +218,7 @@ class _ModelSteps:
             apply = self._make_apply({"mean": to_floatx(1)}, collectives, result.totals)
             if application and apply:
                 apply(application.optimizer, application.gradients, application.variables)
-            self._logs.store(result.values, equal_value_weights(collectives))
+            self._store_logs(result.values, equal_value_weights(collectives))
             return
         batch, weights, seed_replica, replica = batch_for_replica(
             own_rows, collectives, self.needs_all_rows, ops.static_rows
@@ -239,16 +235,7 @@ class _ModelSteps:
         restore_unless(replica.rows > 0, variables, previous_values)
         statistics = self._averaged_statistics
         assign(statistics, replica_means(statistics, weights["mean"], collectives, name="statistics"))
-        self._logs.store(outputs, weights)
-
-    def _make_apply(
-        self,
-        weights: Mapping[ReduceOp, tf.Tensor],
-        collectives: Collectives,
-        totals: Sequence[tf.Tensor] | None = None,
-    ) -> Apply | None:
-        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` are given."""
-        return None
+        self._store_logs(outputs, weights)
 
 
 class CustomSteps(_ModelSteps):
@@ -289,15 +276,15 @@ class CustomSteps(_ModelSteps):
 
         self.outputs = inspect_step(model, train_step, spec, apply)
         for optimizer, _, variables, _ in applications:
-            check_not_wrapped(optimizer)
-            check_optimizer(inner_optimizer(optimizer), settings.clip)
+            validation.check_not_wrapped(optimizer)
+            validation.check_optimizer(validation.inner_optimizer(optimizer), settings.clip)
             if not optimizer.built:
                 with keras_internals.updating_one_device(optimizer):
                     optimizer.build(variables)
         updated_variables = [variable for call in applications for variable in call.variables]
         metrics = KerasMetrics(model).variables
         placement.place([*model.variables, *metrics, *updated_variables], [call.optimizer for call in applications])
-        synchronized_ids = statistics_of_all_replicas(model)
+        synchronized_ids = validation.statistics_of_all_replicas(model)
         self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in synchronized_ids]
         self._sparse = frozenset() if strategy.sums_gradients else sparse_gradient_names(model)
         compression = _compression(options)
@@ -315,10 +302,10 @@ class CustomSteps(_ModelSteps):
 
     def run(self, batches: Any, max_steps: int, number: int) -> StepsResult:
         """Same as `TrainerSteps.run`."""
-        steps, logs = self._run_batches(batches, max_steps, number), self._logs.read()
+        steps, logs = self._run_batches(batches, max_steps, number), self._read_logs()
         name = next((name for name, value in logs.items() if not np.all(np.isfinite(value))), None)
         if name is None:
-            return StepsResult(steps, logs, self._logs.sources)
+            return StepsResult(steps, logs, self.outputs.sources)
         failure = f"train_step returned a value that is not finite at step {number + steps - 1}: {name}={logs[name]}."
         return StepsResult(steps, logs, failure=NotFiniteError(failure))
 
@@ -328,6 +315,7 @@ class CustomSteps(_ModelSteps):
         collectives: Collectives,
         totals: Sequence[tf.Tensor] | None = None,
     ) -> Apply:
+        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` are given."""
         counter = itertools.count()
 
         def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
@@ -400,6 +388,9 @@ class EvaluationSteps(_ModelSteps):
         self._set_reduce_ops(reduce_ops)
         self._number = 0  # number of the next batch, for the seeds of random layers
 
+    def _make_apply(self, *_: Any) -> None:
+        """See base class."""
+
     def run(self, batches: Any, max_steps: int) -> StepsResult:
         """Evaluates up to `max_steps` batches of a `BatchReader`, or one `ReplicaRows`."""
         first_number = self._number
@@ -409,14 +400,14 @@ class EvaluationSteps(_ModelSteps):
         steps = self._number - first_number
         if not steps or not (max_steps == 1 or batches.is_at_end):
             self._number += self._run_batches(batches, max_steps - steps, self._number)
-        return StepsResult(self._number - first_number, self._logs.read(), self._logs.sources)
+        return StepsResult(self._number - first_number, self._read_logs(), self.outputs.sources)
 
 
 def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Settings:
     clip = Clip(norm=options.clip_norm, value=options.clip_value)
-    optimizer, optimizer_loss_scale = unwrap_loss_scale(model.optimizer)
-    check_optimizer(optimizer, clip)
-    check_micro_steps(model, strategy, options.accumulate_steps)
+    optimizer, optimizer_loss_scale = validation.unwrap_loss_scale(model.optimizer)
+    validation.check_optimizer(optimizer, clip)
+    validation.check_micro_steps(model, strategy, options.accumulate_steps)
     return Settings(
         batch_size=None,
         seed=options.seed,
@@ -424,7 +415,7 @@ def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Set
         or (strategy.training_shares[1] == 1 and not strategy.sums_gradients and bool(model.jit_compile)),
         micro_steps=options.accumulate_steps,
         clip=clip,
-        loss_scale=parse_loss_scale(options.loss_scale) or optimizer_loss_scale or default_loss_scale(model),
+        loss_scale=parse_loss_scale(options.loss_scale) or optimizer_loss_scale or validation.default_loss_scale(model),
         max_skipped_steps=options.max_skipped_steps,
     )
 

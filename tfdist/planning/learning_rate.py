@@ -174,7 +174,7 @@ class _Sweep:
             )
         losses, is_counted = result.losses.numpy(), result.is_finite.numpy()
         if not result.may_continue and not self.losses and not is_counted.any():
-            variables, scale = self._program.model.trainable_variables, self._program.loss_scale
+            variables, scale = self._program.model.trainable_variables, self._program.store.loss_scale
             raise not_finite_error(
                 self._first_step + self.steps_done + len(losses) - 1, losses[-1], result, variables, scale
             )

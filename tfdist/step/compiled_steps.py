@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, using
+from tfdist.collectives import Collectives
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.config.all_reduce import AlgorithmTable, Band
 from tfdist.config.pipeline import check_without_flush
@@ -36,11 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Steps:
-    """Creates the steps of a built model. Loops are compiled once for each set of options and share the state.
-
-    Attributes:
-      end: step at which the current run ends; steps that read ahead stop there.
-    """
+    """Creates the steps of a built model. Loops are compiled once for each set of options and share the state."""
 
     def __init__(
         self,
@@ -55,8 +51,9 @@ class Steps:
         self.specs = named_specs(model.trainable_variables, "loss")
         self.compression = compression
         self.overrides: dict[str, str] = {}
-        self.end = 0
-        takes_rows = compression.takes_rows and not strategy.sums_gradients
+        self.end = 0  # step at which the current run ends; steps that read ahead stop there
+        # A custom reducer may not support gradients as rows.
+        takes_rows = not (isinstance(compression.methods, Reducer) or strategy.sums_gradients)
         sparse = sparse_gradient_names(model) if takes_rows else frozenset()
         self._settings, self._store, self._metrics = replace(settings, sparse=sparse), store, metrics
         self._loops: dict[Any, tuple[Step, Loop]] = {}
@@ -65,13 +62,10 @@ class Steps:
     def loop(
         self, batch_size: int | None, make: MakeLoop = compile_loop, rate: float = 1.0, is_local: bool = False
     ) -> Loop:
-        """Returns the loop for a batch size and the current compression methods.
+        """Returns the loop for a batch size, see `Settings`, and the current compression methods.
 
-        Args:
-          batch_size: see `Settings`.
-          make: `compile_loop`, or `make_host_loop` for batches that are already in memory.
-          rate: factor of the optimizer's learning rate.
-          is_local: whether each replica updates its own weights; `make` is then ignored.
+        `make` is `compile_loop`, or `make_host_loop` for batches that are already in memory; it is ignored if each
+        replica updates its own weights (`is_local`). `rate` is a factor of the optimizer's learning rate.
         """
         key = (batch_size, make, rate, is_local, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
@@ -116,7 +110,7 @@ class Steps:
         return Step(self._source(batch_size, **options), self.reducer(), self._store)
 
     def _source(
-        self, batch_size: int | None, *collectives: Collectives, takes_rows: bool = True, **options: Any
+        self, batch_size: int | None, *collectives: Collectives | None, takes_rows: bool = True, **options: Any
     ) -> Any:
         """Returns the gradient source; `takes_rows` tells whether the reducer accepts gradients as rows."""
         source_class = GradientSource if self.strategy.trains_whole_model else PipelinedGradients
@@ -145,12 +139,10 @@ class Steps:
         return self._source(None, takes_rows=False).communication(spec)
 
     def choose_methods(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
-        """Switches gradients to other compression methods; every process must make this call at the same step.
+        """Switches gradients, by name, to other methods; every process must make this call at the same step.
 
         The choice is part of the state: `compression/choice` contains, for each gradient, the index of its method among
         the candidates, or -1.
-
-        `methods` are by name of gradient.
         """
         self.overrides |= methods
         indices = [candidates.index(methods[s.name]) if s.name in methods else -1 for s in self.specs]
@@ -220,11 +212,6 @@ class Steps:
         return [s.name for s, method in zip(self.specs, methods, strict=True) if not method.startswith(EXACT)]
 
     @property
-    def compresses(self) -> bool:
-        """Whether any gradient is currently not summed exactly."""
-        return bool(self.compressed_names())
-
-    @property
     def has_small_gradients(self) -> bool:
         """Whether every gradient is smaller than those that are compressed."""
         return all(tensor_bytes(s) < self.compression.min_bytes for s in self.specs)
@@ -250,23 +237,15 @@ class Steps:
     ) -> Callable[[Any, tf.Tensor], Any]:
         """Compiles a step that computes and reduces gradients but leaves the training state unchanged.
 
-        Args:
-          batch_size: rows of the global batch.
-          reducer: replaces the current reducer.
-          collectives: replaces the strategy's collectives.
-          read: returns additional results, such as observations of the reducer; called while the step is traced.
-          **options: additional arguments of the source, such as the `clock` of `PipelinedGradients`.
-
-        Returns:
-          A compiled function (batch, step number) -> per-replica (finite, norm, result of `read`).
+        Returns a compiled function (batch, step number) -> per-replica (finite, norm, result of `read`). `reducer` and
+        `collectives` replace those of training. `read` returns additional results, such as observations of the reducer;
+        it is called while the step is traced. `options` are arguments of the source, such as a `clock`.
         """
-        step_collectives = collectives or self.strategy.step_collectives
-        source = self._source(batch_size, step_collectives, takes_rows=reducer is None, **options)
+        source = self._source(batch_size, collectives, takes_rows=reducer is None, **options)
         step = Step(source, reducer or self.reducer(), self._store)
 
         def replica_function(batch: Any, number: tf.Tensor) -> Any:
-            with using(step_collectives):
-                result = step.compute(batch, number, tf.constant(True))
+            result = step.compute(batch, number, tf.constant(True))
             step.undo(result)
             return result.finite, result.norm, read()
 
@@ -279,21 +258,18 @@ class Steps:
         step = DelayedStep(self._step(batch_size, clock=clock), self._store)
         return compile_timed_steps(step, pipeline, clock, count)
 
-    @property
-    def gradient_bytes(self) -> int:
-        """Size of all gradients."""
-        return sum(map(tensor_bytes, self.specs[:-1]))
+    def cost(self, exchanged_bytes: float) -> dict[str, float]:
+        """Returns the communication of a step: `payload_bytes`, with `message_bytes`, and `compression_ratio` of gradients.
 
-    @property
-    def cost(self) -> dict[str, float]:
-        """The communication of a step: `payload_bytes`, which include `message_bytes`, and the gradients' `compression_ratio`.
-
-        Empty before the first step, and if the engine itself sums the gradients.
+        Exchanges of weights send `exchanged_bytes` per step, if steps do not sum gradients. Empty before the first
+        step, and if the engine itself sums the gradients.
         """
+        exact_bytes = sum(map(tensor_bytes, self.specs))
+        if exchanged_bytes:
+            return cost_of(exchanged_bytes, exact_bytes - tensor_bytes(self.specs[-1]))
         step = self._current
         if step is None or step.gradient_calls is None or self.strategy.sums_gradients:
             return {}  # `tfdist layout` predicts the messages of an engine
-        exact_bytes = sum(map(tensor_bytes, self.specs))
         messages = step.source.messages
         message_bytes = messages.payload_bytes if messages else 0
         return cost_of(step.gradient_calls.payload_bytes, exact_bytes, message_bytes)

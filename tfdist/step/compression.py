@@ -21,11 +21,6 @@ class Compression:
     bucket_bytes: int = BUCKET_BYTES  # small gradients are sent together in messages of at most this many bytes
     bucket_order: str = BACKWARD  # order in which these messages and large gradients are sent: "backward" or "smallest"
 
-    @property
-    def takes_rows(self) -> bool:
-        """Whether `reducer` supports gradients as rows, which a custom reducer may not."""
-        return not isinstance(self.methods, Reducer)
-
     @functools.cached_property
     def choice(self) -> Choice | None:
         """The options of `auto`, which chooses methods by measurement; None for other methods."""

@@ -46,11 +46,9 @@ _LOCATION = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
 def explain_mismatch(element_spec: Any) -> Iterator[None]:
     """Context that turns errors of Keras or TensorFlow about shapes, dtypes or labels into `InputError`.
 
-    An error is raised unchanged if no Keras code was running (reading data, compressing gradients), or if user code such
-    as a layer or a loss function raised it, since its traceback is more helpful.
-
-    Args:
-      element_spec: structure (x,), (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
+    An error is raised unchanged if no Keras code was running (reading data, compressing gradients), or if user code
+    such as a layer or a loss function raised it, since its traceback is more helpful. `element_spec` is a structure
+    (x,), (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
     """
     try:
         yield
@@ -62,7 +60,8 @@ def explain_mismatch(element_spec: Any) -> Iterator[None]:
         if xla_message := _XLA.search(str(error)):
             raise compilation_error(xla_message[0]) from error
         locations = _graph_locations(error) if isinstance(error, tf.errors.OpError) else _locations(error)
-        if isinstance(error, TfdistError) or not _in_keras(locations) or _is_in_overridden_step(error):
+        is_in_keras = any(path.startswith(_KERAS) for path, _ in locations) and locations[-1][0].startswith(_LIBRARIES)
+        if isinstance(error, TfdistError) or not is_in_keras or _is_in_overridden_step(error):
             raise
         if not _DATA_ERROR_WORDS.search(str(error)) or _ENGINE_ERROR_WORDS.search(str(error)):
             raise
@@ -105,10 +104,6 @@ def _is_in_overridden_step(error: BaseException) -> bool:
     """Returns whether a step that the model overrides raised the error; its author should see it unchanged."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.name in _STEPS and not frame.filename.startswith((*_LIBRARIES, *_TFDIST)) for frame in frames)
-
-
-def _in_keras(locations: list[tuple[str, str]]) -> bool:
-    return any(path.startswith(_KERAS) for path, _ in locations) and locations[-1][0].startswith(_LIBRARIES)
 
 
 def _describe_specs(specs: Any) -> str:
@@ -297,11 +292,9 @@ _SCALING = (
 
 
 def spec_findings(model: keras.Model, element_spec: Any) -> list[Finding]:
-    """Returns problems with the shapes and dtypes of labels, before the model is built.
+    """Returns problems with the shapes and dtypes of a compiled model's labels, before it is built.
 
-    Args:
-      model: compiled model.
-      element_spec: structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
+    `element_spec` is a structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
     """
     specs, losses = _flatten(element_spec[1], "y"), keras_internals.user_losses(model)
     outputs = getattr(model, "outputs", None) or []
@@ -312,11 +305,9 @@ def spec_findings(model: keras.Model, element_spec: Any) -> list[Finding]:
 
 
 def findings(model: keras.Model, examples: Any) -> list[Finding]:
-    """Returns errors and suspicious values in some examples.
+    """Returns errors and suspicious values in some examples for a compiled and built model.
 
-    Args:
-      model: compiled and built model.
-      examples: structure (x, y) or (x, y, sample_weight) of arrays [rows, ...].
+    `examples` is a structure (x, y) or (x, y, sample_weight) of arrays [rows, ...].
     """
     x, y, *weights = examples
     is_scaled = _may_scale(model)

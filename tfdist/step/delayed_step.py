@@ -12,6 +12,7 @@ resumed run recomputes the forward passes. Saving and evaluation therefore do no
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
@@ -73,16 +74,6 @@ class DelayedStep:
 
     It is also the stage of its `Passes`: a function of its weights and its other variables, which are passed like tensors of
     the previous stage, so that only received tensors have gradients.
-
-    Attributes:
-      step: reduces and applies the gradients.
-      delay: D, the age of a batch's weights in updates.
-      read_ahead: number of steps between reading a batch and its update.
-      batch_size: rows of the global batch.
-      input_specs: specs of the tensors from the previous stage.
-      output_specs: specs of the tensors for the next stage.
-      received: specs of all arguments: weights, other variables, and the tensors from the previous stage.
-      sent: specs of the results: the tensors for the next stage, and other variables.
     """
 
     variables: Sequence[tf.Variable] = ()
@@ -91,26 +82,33 @@ class DelayedStep:
         assert isinstance(step.source, PipelinedGradients)
         assert step.settings.batch_size is not None  # all batches of a pipeline have the same size
         self.step, self.source = step, step.source
-        self.batch_size: int = step.settings.batch_size
+        self.batch_size: int = step.settings.batch_size  # rows of the global batch
         strategy = self.source.strategy
         schedule = strategy.schedule
         [(self.number, self._graph)] = self.source.model.stages.items()
         self.count = schedule.micro_batches
         self._lead = schedule.stages - 1 - self.number
-        self.delay = schedule.delays[self.number]
-        self.read_ahead = -(-self._lead // self.count)
+        self.delay = schedule.delays[self.number]  # D, the age of a batch's weights in updates
+        self.read_ahead = -(-self._lead // self.count)  # number of steps between reading a batch and its update
         variables = self._graph.variables
         candidates = (*variables.all, *variables.external)
         self._state_variables = [variable for variable in candidates if not variable.trainable]
         self._seed_indices = {id(state): index for index, state in enumerate(self.source.seeds)}
-        # The weights of 1, 2, ... updates ago. An assignment shares the memory of the assigned tensor.
-        self._old_versions = [self._version(store, age + 1) for age in range(self.delay)]
+        # The weights of 1, 2, ... updates ago; NaN marks a version that does not exist yet. An assignment shares the
+        # memory of the assigned tensor.
+        specs = named_specs(step.variables)
+        states = [State(f"delayed/{spec.name}", tuple(spec.shape), spec.dtype, False, math.nan) for spec in specs]
+        self._old_versions = [
+            store.variables([replace(state, name=f"{state.name}/{age}") for state in states])
+            for age in range(1, self.delay + 1)
+        ]
         self._passes: Passes | None = None
         rows = self.batch_size // strategy.replicas // self.count
-        self.input_specs = crossing_specs(self._graph.received, rows)
-        self.output_specs = crossing_specs(self._graph.sent, rows)
+        self.input_specs = crossing_specs(self._graph.received, rows)  # of the tensors from the previous stage
+        self.output_specs = crossing_specs(self._graph.sent, rows)  # of the tensors for the next stage
         state = [CrossingSpec(tf.TensorSpec(v.shape, v.dtype), has_gradient=False) for v in self._state_variables]
         weights = [CrossingSpec(tf.TensorSpec(v.shape, v.dtype), has_gradient=True) for v in step.variables]
+        # Specs of all arguments and results of a forward pass
         self.received, self.sent = [*weights, *state, *self.input_specs], [*self.output_specs, *state]
 
     def begin(self, step: tf.Tensor, batches: Sequence[Any]) -> PipelineState:
@@ -134,12 +132,9 @@ class DelayedStep:
     ) -> tuple[PipelineState, StageResult]:
         """Computes a step of the stage, and updates its weights unless its gradients are not finite. A replica function.
 
-        Args:
-          pipeline_state: result of the previous step.
-          batch: this replica's rows of batch `step + read_ahead`.
-          step: scalar int64; number of updates done.
-          with_norm: scalar bool; whether to compute the norm.
-          may_update: scalar bool; if False, nothing is updated.
+        `pipeline_state` is the result of the previous step, `batch` has this replica's rows of batch `step +
+        read_ahead`, and `step` is a scalar int64, the number of updates done. If `may_update`, a scalar bool, is False,
+        nothing is updated.
         """
         self.source.begin()
         with using(self.step.begin_trace()):
@@ -194,18 +189,9 @@ class DelayedStep:
         """Returns no gradients; see `tfdist.pipelining.passes.Stage`."""
         return []
 
-    def _version(self, store: StateStore, age: int) -> list[tf.Variable]:
-        """Returns variables for the weights of `age` updates ago; NaN marks a version that does not exist yet."""
-        states = [
-            State(f"delayed/{spec.name}/{age}", tuple(spec.shape), spec.dtype, per_replica=False, initial=math.nan)
-            for spec in named_specs(self.step.variables)
-        ]
-        return store.variables(states)
-
     def _update(
         self, passes: "_TracedPasses", initial_values: list[tf.Tensor], with_norm: tf.Tensor, may_update: tf.Tensor
     ) -> StageResult:
-        """Reduces the gradients of the step, then applies them."""
         assert self._passes
         uses = self._passes.uses[: len(self.step.variables)]
         self.source.unused_indices.append(frozenset(index for index, is_used in enumerate(uses) if not is_used))
@@ -236,15 +222,7 @@ FILL = "fill"
 
 
 class _TracedPasses:
-    """The traced passes of a step, or the forward passes before the first step.
-
-    Attributes:
-      versions: the weights of 0, 1, ... updates ago.
-      sums: sums of the gradients of the weights.
-      share: sum of the shares of the loss.
-      state: values of the stage's other variables after the latest backward pass's micro-batch.
-      results: results of each pass, in order.
-    """
+    """The traced passes of a step, or the forward passes before the first step."""
 
     def __init__(
         self,
@@ -258,13 +236,13 @@ class _TracedPasses:
         self._step, self._number, self._pipeline_state, self._totals = step, number, pipeline_state, list(totals)
         self._link, self._clock = step.source.messages, clock
         self._parts = {ahead: split_rows(batch, step.count) for ahead, batch in batches.items()}
-        self.versions = step.versions()
+        self.versions = step.versions()  # the weights of 0, 1, ... updates ago
         self._pending = deque(pipeline_state.pending)
         self._latest_state = pipeline_state.state
-        self.sums = [tf.zeros(v.shape, v.dtype) for v in step.step.variables]
-        self.share = tf.zeros([], keras.config.floatx())
-        self.state: list[tf.Tensor] = []
-        self.results: list[list[tf.Tensor]] = [[], []]
+        self.sums = [tf.zeros(v.shape, v.dtype) for v in step.step.variables]  # of the gradients of the weights
+        self.share = tf.zeros([], keras.config.floatx())  # sum of the shares of the loss
+        self.state: list[tf.Tensor] = []  # values of other variables after the latest backward pass's micro-batch
+        self.results: list[list[tf.Tensor]] = [[], []]  # of each pass, in order
 
     def pipeline_state(self, received: list[tf.Tensor]) -> PipelineState:
         """Returns the state for the next step, with the same latest batch."""

@@ -103,14 +103,11 @@ class GradientSource:
       scale: state of the loss scale; empty without loss scaling.
       is_local: whether each replica trains on its own rows and weights.
       unused_indices: for each trace, the indices of the variables for which this replica has no gradient.
-      has_local_time: whether the time of the computation excludes waiting for other replicas.
-      keeps_gradients: whether gradients are summed without communication.
-      messages: the calls between pipeline stages in the latest trace; None if there are none.
     """
 
-    has_local_time = True
-    keeps_gradients = False
-    messages: Recording | None = None
+    has_local_time = True  # whether the time of the computation excludes waiting for other replicas
+    keeps_gradients = False  # whether gradients are summed without communication
+    messages: Recording | None = None  # the calls between pipeline stages in the latest trace, if there are any
 
     def __init__(
         self,

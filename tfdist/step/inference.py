@@ -39,14 +39,10 @@ class Evaluator:
             self._run = self._loop_on_host
 
     def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
-        """Returns the loss and the metrics over a whole data set, as if it were one batch.
+        """Returns the loss and the metrics over a whole data set, a source, as if it were one batch.
 
-        Args:
-          data: a source.
-          batch_size: examples per batch, over all replicas; only a loss with `reduction="sum"` depends on it.
-
-        Raises:
-          InputError: the strategy needs equal shares, and the data set cannot be divided equally.
+        Only a loss with `reduction="sum"` depends on `batch_size`, the examples per batch over all replicas. Raises
+        `InputError` if the strategy needs equal shares, and the data set cannot be divided equally.
         """
         # Shares must be equal: padding would count in metrics that ignore weights.
         if self._strategy.compiles_replicas:
@@ -148,72 +144,58 @@ class Evaluator:
         return randomness.inference_draws(self._seeds, self._seed, number, replica, size, "evaluate")
 
 
-class BatchPrediction:
-    """The replica functions that compute a model's outputs for all rows of a batch."""
+def compile_prediction(
+    model: keras.Model,
+    strategy: Strategy,
+    seed: int,
+    compute_outputs: Callable[[Any], Any],
+    division: Division,
+    metrics: Sequence[keras.Variable] = (),
+) -> Callable[..., Any]:
+    """Returns a compiled function of per-replica rows, the batch number, and the static number of rows.
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        seed: int,
-        compute_outputs: Callable[[Any], Any],
-        metrics: Sequence[keras.Variable] = (),
-    ):
-        """Initializes the functions; `metrics` are variables of metrics that `compute_outputs` may update."""
-        self._model, self._strategy, self._compute_outputs, self._metrics = model, strategy, compute_outputs, metrics
-        self._seed, self._seeds = seed, randomness.seed_states(model)
+    It returns the outputs for all rows of a batch. `compute_outputs` returns those for a batch, and may update
+    variables of `metrics`. `division` is not "own" if the outputs for a row may depend on other rows.
+    """
+    seeds = randomness.seed_states(model)
 
-    def compile(self, division: Division) -> Callable[..., Any]:
-        """Returns a compiled function of per-replica rows, the batch number, and the static number of rows.
-
-        `division` is not "own" if the outputs for a row may depend on other rows.
-        """
-        function = functools.partial(self._outputs_of_batch, division)
-
-        def predict(own_rows: Any, number: tf.Tensor, static_rows: int | None = None) -> Any:
-            outputs = self._strategy.run(functools.partial(function, static_rows=static_rows), own_rows, number)
-            return tf.nest.map_structure(lambda value: self._strategy.local(value)[0], outputs)
-
-        return self._strategy.compiled(predict)
-
-    def _outputs_of_batch(
-        self, division: Division, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None
-    ) -> Any:
+    def outputs_of_batch(own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
         """Computes the outputs for this replica's rows and gathers those of all, or computes those of one device."""
-        strategy, collectives = self._strategy, mask_if_empty(self._strategy.collectives, own_rows.rows)
+        collectives = mask_if_empty(strategy.collectives, own_rows.rows)
         replica, number = 0 if division == "whole" else collectives.rank, tf.cast(number, tf.int64)
-        draws = randomness.inference_draws(self._seeds, self._seed, number, replica, collectives.size, "predict")
+        draws = randomness.inference_draws(seeds, seed, number, replica, collectives.size, "predict")
         structure: list[Any] = []
 
         def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
-            structure[:] = [self.outputs(batch)]
+            structure[:] = [compute_outputs(batch)]
             return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
 
-        with strategy.layouts.compute_layouts(self._model.trainable_variables), draws:
+        with strategy.layouts.compute_layouts(model.trainable_variables), draws:
             if division == "own":
                 with using(collectives):
-                    outputs = strategy.layouts.lay_out_rows(self.outputs(own_rows.batch))
+                    outputs = strategy.layouts.lay_out_rows(compute_outputs(own_rows.batch))
                 return gather_structure(strategy.parts.outputs(outputs), collectives)
-            arguments = self._model, self._metrics, step, own_rows, strategy.collectives, static_rows
-            result = all_rows_step(division, *arguments)
+            result = all_rows_step(division, model, metrics, step, own_rows, strategy.collectives, static_rows)
         result.assign()
         return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
 
-    def outputs(self, batch: Any) -> Any:
-        """Returns the outputs for a batch.
+    def predict(own_rows: Any, number: tf.Tensor, static_rows: int | None) -> Any:
+        outputs = strategy.run(functools.partial(outputs_of_batch, static_rows=static_rows), own_rows, number)
+        return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
-        Raises:
-          InputError: an output is not a dense tensor of rows.
-        """
-        outputs = self._compute_outputs(batch)
-        for output in tf.nest.flatten(outputs):
-            if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
-                received = "a scalar" if isinstance(output, tf.Tensor) else f"a {type(output).__name__}"
-                raise InputError(
-                    "Predictions are concatenated by rows, so each output must be a dense tensor of rows. Received: "
-                    f"{received}. Call the model itself."
-                )
-        return outputs
+    return strategy.compiled(predict)
+
+
+def check_outputs(outputs: Any) -> Any:
+    """Returns the outputs for a batch; raises `InputError` if one of them is not a dense tensor of rows."""
+    for output in tf.nest.flatten(outputs):
+        if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+            received = "a scalar" if isinstance(output, tf.Tensor) else f"a {type(output).__name__}"
+            raise InputError(
+                "Predictions are concatenated by rows, so each output must be a dense tensor of rows. Received: "
+                f"{received}. Call the model itself."
+            )
+    return outputs
 
 
 class Predictor:
@@ -222,30 +204,23 @@ class Predictor:
     Cost: one all-gather of a batch's outputs, which must fit into the memory of each process.
     """
 
-    def __init__(self, model: keras.Model, strategy: Strategy, seed: int, division: Division = "own"):
+    def __init__(self, model: keras.Model, strategy: Strategy, seed: int, division: Division):
         """Initializes the predictor; `division` is not "own" if outputs for a row may depend on other rows."""
         self._strategy, self._division = strategy, division
 
         def outputs(batch: Any) -> Any:
-            return model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)
+            return check_outputs(model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False))
 
         # Batches are gathered one by one: their rows differ, and TensorFlow's collectives between processes need equal shapes
         # within one call of a compiled function.
-        self._predict = BatchPrediction(model, strategy, seed, outputs).compile(division)
+        self._predict = compile_prediction(model, strategy, seed, outputs, division)
 
     def predict(self, examples: Examples, batch_size: int, limit: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.
 
-        Every process must read all of them.
-
-        Args:
-          examples: examples, in their natural order; targets and weights are ignored.
-          batch_size: examples per batch, over all replicas.
-          limit: maximum number of examples.
-
-        Raises:
-          InputError: the outputs have no rows, the data does not fit the model, or the strategy needs equal shares, which
-            the data cannot give.
+        Every process must read all of them. At most `limit` examples are used, in their natural order and `batch_size`
+        at a time over all replicas; targets and weights are ignored. Raises `InputError` if the outputs have no rows,
+        the data does not fit the model, or the strategy needs equal shares, which the data cannot give.
         """
         size = examples.size if limit is None else min(examples.size, limit)
         divisor = self._strategy.replicas if self._strategy.compiles_replicas else 1

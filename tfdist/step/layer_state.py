@@ -86,8 +86,7 @@ class SideEffects:
     def end(self, initial: Values) -> list[tf.Tensor]:
         """Returns the values that `undo` restores. Call it after the forward pass is traced.
 
-        Raises:
-          InputError: the forward pass assigns a variable that replicas share.
+        Raises `InputError` if the forward pass assigns a variable that replicas share.
         """
         refuse_shared_variables(self._model, self._strategy, initial.operations)
         are_assigned = keras_internals.find_assigned(initial.operations, self._untracked)
@@ -194,14 +193,11 @@ class TemporaryValues:
         are_local: bool = True,
         values_differ: Callable[[], bool] = lambda: True,
     ):
-        """Initializes the context.
+        """Initializes the context for variables of the model or the optimizer.
 
-        Args:
-          variables: variables of the model or the optimizer.
-          strategy: strategy of the replicas.
-          compute_values: replica function that maps this replica's values to the temporary ones.
-          are_local: whether each replica has its own values of the variables.
-          values_differ: returns whether the temporary values may differ from the original ones.
+        `compute_values` is a replica function that maps this replica's values to the temporary ones, `are_local` tells
+        whether each replica has its own values, and `values_differ` whether the temporary ones may differ from the
+        original ones.
         """
         self._variables, self._strategy, self._values = list(variables), strategy, compute_values
         self._are_local, self._values_differ = are_local, values_differ

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.data.batches import count_rows
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, count_steps, run_loop, timed_batch
+from tfdist.step.layer_state import assign
 from tfdist.step.reduction import ComputeResult
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
@@ -25,9 +26,6 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
     local_count = len(strategy.local_replicas)
     counted_rows, stopped = store.variables([ROWS, _STOPPED])
 
-    def begin() -> None:
-        stopped.assign(False)
-
     def train(batch: Any, number: tf.Tensor, with_norm: tf.Tensor) -> tuple[ComputeResult, tf.Tensor, tf.Tensor]:
         """Computes and applies one step; also returns its number of rows and whether the run may continue."""
         had_stopped = tf.convert_to_tensor(stopped)
@@ -41,7 +39,7 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
 
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        strategy.run(begin)
+        strategy.run(lambda: assign([stopped], [False]))
 
         def run_step(index: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
             start_time, batch, numbers = timed_batch(iterator, strategy)

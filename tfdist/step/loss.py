@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
-from tfdist.errors import InputError, count_of
+from tfdist.errors import InputError
 
 DENOMINATORS = "loss/denominators"  # name of the call that sums them over replicas
 
@@ -55,27 +55,11 @@ def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> l
     return parts
 
 
-def replicas_and_micro_steps(replicas: int, micro_steps: int) -> str:
-    """Returns both numbers as text: `2 replicas and 1 micro-step`."""
-    return f"{count_of(replicas, 'replica')} and {count_of(micro_steps, 'micro-step')}"
-
-
-def non_mean_error(losses: Sequence[str], replicas: int, micro_steps: int) -> InputError:
-    """Returns the error for losses of a batch that are not the means of its parts' losses; `losses` describes them."""
-    return InputError(
-        "A loss must be a mean over rows where replicas cannot exchange rows, as with stages, layouts and local training. "
-        f"Received: {'; '.join(losses)}; with {replicas_and_micro_steps(replicas, micro_steps)}. Leave these out, "
-        "or use a loss that is computed for each row."
-    )
-
-
 def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-    """Returns the denominators of the global batch, one per term.
+    """Returns the denominators of the global batch, of `batch_size` rows, one per term.
 
-    Args:
-      parts: result of `terms` for all of this replica's rows.
-      batch_size: rows of the global batch.
-      collectives: sums denominators that depend on the data, in one message.
+    `parts` is the result of `terms` for all of this replica's rows. Those that depend on the data are summed in one
+    message.
     """
     indices = [i for i, part in enumerate(parts) if part.per_row is None]
     denominators = [
@@ -110,13 +94,9 @@ def training_losses(
     The shares of all replicas and micro-steps add up to the global batch's losses. The first two are the same tensor if the
     losses are equal: for a loss without reduction, which is a vector, Keras differentiates the sum and records the mean.
 
-    Args:
-      layer_losses: losses added by layers in the forward pass, which are means over this share's rows, and those of weights.
-      parts: result of `terms`.
-      totals: result of `totals`.
-      rows: scalar integer; rows of this share.
-      batch_size: rows of the global batch.
-      add: adds shares.
+    `layer_losses` are losses added by layers in the forward pass, which are means over this share's rows, and those of
+    weights; `parts` and `totals` are the results of `terms` and `totals`. This share has `rows`, a scalar integer, of
+    the `batch_size` rows of the global batch. `add` adds shares.
     """
     share, (data_losses, weight_losses) = to_floatx(rows) / to_floatx(batch_size), layer_losses
 
@@ -160,13 +140,9 @@ def mean_over_rows(
 def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batch_size: int | tf.Tensor) -> tf.Tensor:
     """Returns one replica's numerators and denominators of a batch, as a vector that can be summed.
 
-    Sum it over batches and replicas for `evaluation_loss`.
-
-    Args:
-      model: model after its forward pass, whose added losses are up to date.
-      parts: result of `terms`.
-      rows: scalar integer; this replica's rows.
-      batch_size: rows of the batch, over all replicas.
+    Sum it over batches and replicas for `evaluation_loss`. Call it after the model's forward pass, when its added
+    losses are up to date. `parts` is the result of `terms`, `rows` is a scalar integer, this replica's rows, and
+    `batch_size` those of all.
     """
     count = tf.cast(rows, tf.float64)
     layer_losses = [tf.cast(tf.reduce_sum(loss), tf.float64) * count for loss in keras_internals.data_losses(model)]

@@ -30,12 +30,10 @@ _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weig
 def weight_scalars(weight: tf.Tensor | None) -> contextlib.AbstractContextManager[None]:
     """Context in which `keras.metrics.Mean` and its subclasses weight scalars that have no sample weight.
 
-    Values with rows are averaged over rows as usual. A scalar in `keras.metrics.Sum` is added unchanged, because it may be
-    a sum or a mean over rows. A mean that is updated inside a `tf.function` of the model's code is not weighted, because
-    such a function is not retraced for each caller.
-
-    Args:
-      weight: floating-point scalar; the replica's fraction of the rows of a batch. None for unpatched Keras.
+    Values with rows are averaged over rows as usual. A scalar in `keras.metrics.Sum` is added unchanged, because it may
+    be a sum or a mean over rows. A mean that is updated inside a `tf.function` of the model's code is not weighted,
+    because such a function is not retraced for each caller. `weight` is a floating-point scalar, the replica's fraction
+    of the rows of a batch; None for unpatched Keras.
     """
     _patch()
     return keras_internals.context_value(_weight, weight)
@@ -68,17 +66,14 @@ class LossShare(NamedTuple):
 class ModelMetrics:
     """The metrics that a trainer records: compiled metrics, and metrics of the model and its layers.
 
-    Attributes:
-      losses: Keras's means of the outputs' losses; empty if there is a single loss.
-      variables: variables of the metrics and of `losses`.
-      division: the rows that each replica computes.
-      kept: indices of the variables that do not add up over batches; see `restore_kept`.
+    `variables` are those of the metrics and of `losses`.
     """
 
     def __init__(self, model: keras.Model):
         self._model = model
-        self.division: Division = "own"
-        self.kept: frozenset[int] = frozenset()
+        self.division: Division = "own"  # the rows that each replica computes
+        self.kept: frozenset[int] = frozenset()  # indices of the variables that do not add up over batches
+        # Keras's means of the outputs' losses; empty if there is a single loss
         self.losses = keras_internals.loss_means(model)[1:]
         loss_variables = [variable for mean in self.losses for variable in mean.variables]
         self.variables = [*keras_internals.metric_variables(model), *loss_variables]

@@ -85,8 +85,7 @@ def partition_step(
 ) -> StepResult:
     """Emits a step for a replica's rows into the current graph; `metrics` are the variables of the model's metrics.
 
-    Raises:
-      NotPartitionedError: the step cannot be partitioned.
+    Raises `NotPartitionedError` if it cannot be partitioned.
     """
     weights = model.trainable_variables
     state = variables_of_state(metrics, model.non_trainable_variables)

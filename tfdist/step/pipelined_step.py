@@ -40,11 +40,7 @@ class MicroBatch(NamedTuple):
 
 
 class PipelinedGradients(GradientSource):
-    """Computes the gradients of this process's stages in micro-batches. Loss, norm and finiteness cover all stages.
-
-    Attributes:
-      clock: records when actions begin and end.
-    """
+    """Computes the gradients of this process's stages in micro-batches. Loss, norm and finiteness cover all stages."""
 
     model: StagedModel
     strategy: HasStages
@@ -53,7 +49,8 @@ class PipelinedGradients(GradientSource):
 
     def __init__(self, *args: Any, clock: ActionClock = NO_CLOCK):
         super().__init__(*args)
-        self.clock, self.keeps_gradients = clock, self.strategy.replicas == 1
+        self.clock = clock  # records when actions begin and end
+        self.keeps_gradients = self.strategy.replicas == 1
         self.messages = Recording(self.strategy.pipeline_collectives)
         full_model = self.model.full_model
         self.seeds = randomness.seed_states(full_model)  # layers of different stages must draw different numbers

@@ -31,11 +31,7 @@ class ComputeResult(NamedTuple):
 
 
 class Reduction:
-    """A reducer with the variables of its state; the methods are called in replica functions.
-
-    Attributes:
-      variables: the variables.
-    """
+    """A reducer with the `variables` of its state; the methods are called in replica functions."""
 
     def __init__(self, reducer: Reducer, specs: Sequence[tf.TensorSpec], store: StateStore, prefix: str = ""):
         """Creates the state; `prefix` distinguishes its names from those of another reduction."""

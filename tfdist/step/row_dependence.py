@@ -73,15 +73,12 @@ class RowDependence(NamedTuple):
 def row_dependence(
     model: keras.Model, spec: Any, *, is_divided: bool, is_callable: bool, may_communicate: bool
 ) -> RowDependence:
-    """Returns the values that depend on several rows.
+    """Returns the values of a compiled and built model that depend on several rows.
 
-    Args:
-      model: compiled and built model.
-      spec: structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec` [rows, ...].
-      is_divided: whether a batch is divided over replicas or into micro-steps. Otherwise only metrics are checked.
-      is_callable: whether replicas have the whole model, without layouts. Otherwise only compiled losses and metrics are
-        checked, not outputs, state and losses added by layers.
-      may_communicate: whether code may gather the rows of all replicas.
+    `spec` is a structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec` [rows, ...]. Unless a batch `is_divided`
+    over replicas or into micro-steps, only metrics are checked; unless the model `is_callable`, because replicas have
+    all of it without layouts, only compiled losses and metrics are checked, not outputs, state and losses added by
+    layers. `may_communicate` tells whether code may gather the rows of all replicas.
     """
     forward_pass = _ForwardPass(model, is_callable, may_communicate)
     if not (is_divided or forward_pass.user_metrics):

@@ -52,19 +52,14 @@ def describe(step: int, loss: float, initial: float) -> str:
 
 
 class RunningMetrics:
-    """Losses and metrics summed over several steps.
-
-    Attributes:
-      skipped: number of steps that were not finite.
-      sums: sums of the metrics' variables; empty if no step was added.
-    """
+    """Losses and metrics summed over several steps."""
 
     def __init__(self, state: Mapping[str, Any] | None = None):
         """Creates empty sums, or restores a result of `to_json`."""
         state = state or {"loss": 0.0, "counted": 0, "skipped": 0, "sums": []}
         self._loss = float(state["loss"])
-        self._finite_steps, self.skipped = int(state["counted"]), int(state["skipped"])
-        # Hexadecimal, because JSON has no inf and no NaN.
+        self._finite_steps, self.skipped = int(state["counted"]), int(state["skipped"])  # those that were not finite
+        # Sums of the metrics' variables; empty if no step was added. Hexadecimal, because JSON has no inf and no NaN.
         self.sums: Sums = [np.reshape([float.fromhex(x) for x in v["values"]], v["shape"]) for v in state["sums"]]
 
     def __bool__(self) -> bool:
@@ -90,13 +85,7 @@ class RunningMetrics:
 
 
 class Progress:
-    """Running metrics since the last record and since the start of the epoch.
-
-    Attributes:
-      window: metrics since the last record.
-      epoch: metrics since the start of the epoch.
-      divergence: detects a diverging loss.
-    """
+    """Running metrics since the last record, `window`, and since the start of the `epoch`."""
 
     def __init__(self, state: Mapping[str, Any] | None = None):
         """Creates empty sums, or restores a result of `to_json`."""

@@ -29,11 +29,7 @@ class StateStore:
         self._message = ""  # logged when the first per-replica state is restored
 
     def variables(self, states: Sequence[State]) -> list[tf.Variable]:
-        """Returns the variables of these states, in order; creates those that do not exist yet.
-
-        Raises:
-          ValueError: two states have the same name.
-        """
+        """Returns the variables of these states, whose names are unique; creates those that do not exist yet."""
         names = [state.name for state in states]
         if len(set(names)) < len(names):
             raise ValueError(f"States must have unique names. Received: {sorted(names)}.")
@@ -51,7 +47,7 @@ class StateStore:
         """
         self._pending_values, self._message = dict(values), message
         for name, (state, variable) in self._states.items():
-            initial = np.broadcast_to(np.asarray(tf.cast(state.initial, state.dtype)), state.shape)
+            initial = np.asarray(state.initial_value())
             count = len(self._strategy.local_replicas)
             initial_array = StateArray(state.per_replica, np.stack([initial] * count) if state.per_replica else initial)
             self._assign(state, variable, initial_array)
@@ -90,6 +86,11 @@ class StateStore:
         state, variable = self._states[name]
         values = [np.asarray(value) for value in self._strategy.local(variable)]
         return StateArray(state.per_replica, np.stack(values) if state.per_replica else values[0])
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The current factor of the loss; None without loss scaling. Replicas may differ."""
+        return float(np.min(self.array("loss_scale/scale").values)) if "loss_scale/scale" in self._states else None
 
     def arrays(self) -> dict[str, StateArray]:
         """Returns the values of all states by name, copied to the host."""

@@ -31,14 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Step:
-    """A step of one model: gradients of a source, their reduction, and an update, as replica functions of one strategy.
-
-    Attributes:
-      source: computes the gradients.
-      side_effects: variables that the forward pass may assign.
-      gradient_calls: the calls that send gradients in the latest trace; None before the first one.
-      sends_rows: whether the traced forward pass sends rows, whose number may change from step to step.
-    """
+    """A step of one model: gradients of a source, their reduction, and an update, as replica functions of one strategy."""
 
     def __init__(self, source: GradientSource, reducer: Reducer, store: StateStore):
         self.source, self.settings, self.variables = source, source.settings, source.variables
@@ -46,29 +39,20 @@ class Step:
         self.optimizer = inner_optimizer(source.model.optimizer)
         self._unused: frozenset[int] | None = None
         self._reduction = Reduction(reducer, named_specs(self.variables, "loss"), store)
+        self.reducer_state = self._reduction.variables
         self._scale = source.scale
         self.side_effects = SideEffects(source.model, self._strategy, self.settings, source.metrics.variables)
         self._recording = Recording(source.collectives)
-        self.gradient_calls: Recording | None = None
-        self.sends_rows = False
+        self.gradient_calls: Recording | None = None  # those that send gradients in the latest trace
+        self.sends_rows = False  # whether the forward pass sends rows, whose number may change from step to step
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> ComputeResult:
-        """Runs forward pass, backward pass and reduction. A replica function.
+        """Runs forward pass, backward pass and reduction after `step` steps, a scalar int64. A replica function.
 
-        Args:
-          batch: this replica's rows, at least one: (x, y) or (x, y, sample_weight), or a `ReplicaRows` of these.
-          step: scalar int64; number of steps done so far.
-          with_norm: scalar bool; whether to compute the global norm, which costs a pass over the gradients.
+        `batch` has this replica's rows, at least one: (x, y) or (x, y, sample_weight), or a `ReplicaRows` of these.
+        `with_norm`, a scalar bool, requests the global norm, which costs a pass over the gradients.
         """
-        with using(self.begin_trace()):
-            return self._compute(batch, step, with_norm)
-
-    def begin_trace(self) -> Recording:
-        """Returns the collectives of a new trace, which record the calls of one replica."""
-        self._recording = Recording(self.source.collectives)
-        return self._recording
-
-    def _compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> ComputeResult:
+        recording = self.begin_trace()
         has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA's programs have none
         arrival_time = clock.time_after(batch) if has_clock else no_time
         batch = clock.available_after(arrival_time, batch) if has_clock else batch
@@ -81,17 +65,16 @@ class Step:
         values = self.side_effects.begin()
         step, replica, replicas = self.source.draws(step)
         draws = randomness.replica_draws(self.source.seeds, self.settings.seed, step, replica, replicas)
-        collectives = mask_if_empty(self._recording, rows.rows) if may_be_empty else self._recording
-        with using(collectives), draws:
-            gradients, value = self.source.local_gradients(rows, step, self._recording)
+        with using(mask_if_empty(recording, rows.rows) if may_be_empty else recording), draws:
+            gradients, value = self.source.local_gradients(rows, step, recording)
         previous_values = self.side_effects.end(values)
-        self.sends_rows = self._recording.has_unknown_shapes
+        self.sends_rows = recording.has_unknown_shapes
         statistics = [] if is_whole else self.side_effects.statistics_to_average((gradients, value), values)
         if may_be_empty:
             self.side_effects.undo_if_empty(rows.rows, values)
             *gradients, value = [_zero_if_empty(tensor, rows.rows) for tensor in (*gradients, value)]
         if statistics:
-            assign(statistics, replica_means(statistics, rows.rows, self._recording, name="statistics"))
+            assign(statistics, replica_means(statistics, rows.rows, recording, name="statistics"))
         is_timed = has_clock and self.source.has_local_time
         compute_seconds = clock.time_after(gradients) - arrival_time if is_timed else no_time
         reduction = self.reduce([*gradients, value])
@@ -110,12 +93,15 @@ class Step:
             scale = self.settings.loss_scale.next_state(state, result.finite)
         return result._replace(gradients=gradients, scale=list(scale))
 
-    def apply(self, result: ComputeResult, unused_indices: frozenset[int]) -> None:
-        """Applies the step: updates weights, optimizer state and all other state. A replica function.
+    def begin_trace(self) -> Recording:
+        """Returns the collectives of a new trace, which record the calls of one replica."""
+        self._recording = Recording(self.source.collectives)
+        return self._recording
 
-        Args:
-          result: result of `compute`.
-          unused_indices: indices of the variables for which no replica has a gradient; they are not updated.
+    def apply(self, result: ComputeResult, unused_indices: frozenset[int]) -> None:
+        """Applies a result of `compute`: updates weights, optimizer state and all other state. A replica function.
+
+        Variables with `unused_indices`, for which no replica has a gradient, are not updated.
         """
         indices = [i for i in range(len(self.variables)) if i not in unused_indices]
         gradients, variables = [result.gradients[i] for i in indices], [self.variables[i] for i in indices]
@@ -148,11 +134,6 @@ class Step:
         """The collective calls of one replica in the latest trace."""
         return self._recording.calls
 
-    @property
-    def reducer_state(self) -> list[tf.Variable]:
-        """The variables of the reducer's state."""
-        return self._reduction.variables
-
     def undo(self, result: ComputeResult) -> None:
         """Undoes the side effects of the forward pass in `compute`. A replica function."""
         self.side_effects.undo(result.previous_values)
@@ -171,10 +152,8 @@ class Step:
         """Returns the variables for which no replica has a gradient. Call it after `compute` is traced.
 
         Peers make their first trace together and compare it. Retraces for other shapes, which may happen only on some
-        processes, are not compared.
-
-        Raises:
-          InputError: replicas of other processes would make different collective calls.
+        processes, are not compared. Raises `InputError` if replicas of other processes would make different collective
+        calls.
         """
         if self._unused is not None:
             return self._unused

@@ -49,9 +49,8 @@ def unwrap_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, Loss
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer, None
     loss_scale = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
-    _log.info(
-        "tfdist scales the loss, equally on all replicas, with the settings of the LossScaleOptimizer: %s", loss_scale
-    )
+    text = "tfdist scales the loss, equally on all replicas, with the settings of the LossScaleOptimizer: %s"
+    _log.info(text, loss_scale)
     return optimizer.inner_optimizer, loss_scale
 
 
@@ -167,9 +166,15 @@ def check_same_data(strategy: Strategy, data: Examples, label: str = "training d
         strategy.group.agree("data/form", {"form of an example": spec}, f"{label}: ", deadline)
         strategy.group.agree("data/size", {"number of examples": data.size}, f"{label}: ", deadline)
         if not strategy.group.all_equal("data/checksum", data.checksum, deadline):
-            raise InputError(
-                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                f"Received: {label} with other values, or of other files, on some processes. Copy the files to all hosts; call "
-                "keras.utils.set_random_seed before data is drawn or shuffled, and leave out sharding by rank "
-                "and parallel maps that draw random numbers."
+            raise differing_data_error(
+                f"{label} with other values, or of other files, on some processes. Copy the files to all hosts; call"
             )
+
+
+def differing_data_error(received: str) -> InputError:
+    """Returns the error for batches that differ between processes; `received` ends with the beginning of the remedy."""
+    return InputError(
+        "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
+        f"Received: {received} keras.utils.set_random_seed before data is drawn or shuffled, and leave out sharding by "
+        "rank and parallel maps that draw random numbers."
+    )

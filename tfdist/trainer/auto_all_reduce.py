@@ -34,8 +34,7 @@ class AutoAllReduce(Inspection):
 
     def __init__(self, run_view: RunView, record: Callable[[str], None]):
         """Initializes the inspection; `record` is called with the table as CSV on the chief."""
-        self._steps = run_view.steps
-        self._record = record
+        self._steps, self._record = run_view.steps, record
 
     def next(self, step: int) -> int | None:
         return step if self._steps.needs_all_reduce_table else None
@@ -45,10 +44,9 @@ class AutoAllReduce(Inspection):
         sizes = list(map(tensor_bytes, specs))
         bucket_bytes = min(self._steps.compression.bucket_bytes, sum(sizes))
         times = measure(strategy, sizes_up_to(max(bucket_bytes, *sizes)))
-        rows = strategy.peers.broadcast(
-            "all_reduce", [list(band) for band in fastest_algorithms(times).bands], LONG_SECONDS
-        )
-        table = AlgorithmTable(tuple(Band(*row) for row in rows))
+        bands = [list(band) for band in fastest_algorithms(times).bands]
+        bands = strategy.peers.broadcast("all_reduce", bands, LONG_SECONDS)
+        table = AlgorithmTable(tuple(Band(*band) for band in bands))
         self._steps.use_all_reduce_table(table)
         if strategy.is_chief:
             for line in explain(table, times):
@@ -68,12 +66,8 @@ def sizes_up_to(largest: int) -> list[int]:
 def measure(strategy: Strategy, sizes: Sequence[int]) -> dict[int, dict[str, float]]:
     """Times the engine and all algorithms. Every process must call it; the results are the same on all processes.
 
-    Args:
-      strategy: strategy whose `tuned_collectives` is not None.
-      sizes: sizes in bytes.
-
-    Returns:
-      By size and algorithm, the median seconds on the slowest process.
+    The strategy has `tuned_collectives`, and sizes are in bytes. Returns, by size and algorithm, the median seconds on
+    the slowest process.
     """
     return {size: _measure_size(strategy, size) for size in sizes}
 
@@ -81,9 +75,8 @@ def measure(strategy: Strategy, sizes: Sequence[int]) -> dict[int, dict[str, flo
 def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
     collectives = strategy.tuned_collectives
     assert collectives
-    calls = {
-        name: compiled_call(strategy, collectives, name, size) for name in possible_algorithms(collectives.topology)
-    }
+    names = possible_algorithms(collectives.topology)
+    calls = {name: compiled_call(strategy, collectives, name, size) for name in names}
     barrier = compiled_call(strategy, collectives, ENGINE, SMALLEST // 4)
     for call in [barrier, *calls.values()] * 2:
         call()  # the first call compiles; in the second one, some engines cache their negotiation
@@ -107,10 +100,9 @@ def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, 
 
     scalar = tf.constant(1.0)
     # A concrete function, because TensorFlow warns about many functions with the same code.
-    function = tf.function(lambda value: strategy.run(replica_function, value), autograph=False).get_concrete_function(
-        scalar
-    )
-    return lambda: [float(value) for value in strategy.local(function(scalar))]
+    function = tf.function(lambda value: strategy.run(replica_function, value), autograph=False)
+    concrete_function = function.get_concrete_function(scalar)
+    return lambda: [float(value) for value in strategy.local(concrete_function(scalar))]
 
 
 def fastest_algorithms(times: Times) -> AlgorithmTable:

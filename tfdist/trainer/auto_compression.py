@@ -19,16 +19,10 @@ SMALL, LARGE = 4 * 1024, 4 * 1024 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A model of the time of a message: latency + bytes sent by each replica / bandwidth.
+    """A model of the time of a message: latency + bytes sent by each replica / bandwidth."""
 
-    Attributes:
-      latency: in seconds.
-      bandwidth: bytes per second that one replica sends.
-      replicas: number of replicas.
-    """
-
-    latency: float
-    bandwidth: float
+    latency: float  # in seconds
+    bandwidth: float  # bytes per second that one replica sends
     replicas: int
 
     def seconds(self, calls: Sequence[RecordedCall]) -> float:
@@ -37,13 +31,13 @@ class Link:
 
     def sent_bytes(self, calls: Sequence[RecordedCall]) -> float:
         """Returns the bytes that one replica sends for these calls, by the costs documented in `Collectives`."""
-        return sum(self._call_bytes(call) for call in calls)
-
-    def _call_bytes(self, call: RecordedCall) -> float:
-        ranks = len(call.ranks) if call.ranks else self.replicas
-        ring_share, peers = (ranks - 1) / ranks, ranks - 1
-        payload_factors = {"all_reduce": 2 * ring_share, "all_to_all": ring_share, "reduce_scatter": ring_share}
-        return call.payload_bytes * (payload_factors | {"send": 1}).get(call.operation, peers)
+        total = 0.0
+        for call in calls:
+            ranks = len(call.ranks) if call.ranks else self.replicas
+            share = (ranks - 1) / ranks  # of a ring
+            factors = {"all_reduce": 2 * share, "all_to_all": share, "reduce_scatter": share, "send": 1}
+            total += call.payload_bytes * factors.get(call.operation, ranks - 1)
+        return total
 
 
 def measure(strategy: Strategy) -> Link:
@@ -68,24 +62,21 @@ _log = logging.getLogger(__name__)
 
 
 class Cost(NamedTuple):
-    """Cost of one method for one gradient.
+    """Cost of one method for one gradient."""
 
-    Attributes:
-      codec_seconds: time to encode and decode.
-      calls: collective calls.
-    """
-
-    codec_seconds: float
+    codec_seconds: float  # time to encode and decode
     calls: list[RecordedCall]
+
+    def seconds(self, link: Link) -> float:
+        """Returns the predicted time of the method."""
+        return self.codec_seconds + link.seconds(self.calls)
 
 
 class AutoCompression(Inspection):
     """Measures the link and the codecs once, and chooses a method for each gradient."""
 
     def __init__(self, run_view: RunView, choice: Choice):
-        self._run_view = run_view
-        self._measure_step = choice.after
-        self._candidates = choice.candidates
+        self._run_view, self._measure_step, self._candidates = run_view, choice.after, choice.candidates
 
     def next(self, step: int) -> int | None:
         return self._measure_step if step <= self._measure_step else None
@@ -114,21 +105,17 @@ class AutoCompression(Inspection):
         def replica_function() -> tf.Tensor:
             recordings.append(Recording(NoCommunication(strategy.collectives)))
             tensor = tf.random.stateless_normal(spec.shape, [1, 2], dtype=spec.dtype)
-            state = [tf.broadcast_to(tf.cast(s.initial, s.dtype), s.shape) for s in states]
-            result = reducer.reduce([tensor], state, recordings[-1], name="auto")
+            result = reducer.reduce([tensor], [s.initial_value() for s in states], recordings[-1], name="auto")
             return tf.add_n([tf.reduce_sum(tf.cast(x, tf.float32)) for x in (*result.totals, *result.state)])
 
         return Cost(median_seconds(strategy, replica_function), recordings[-1].calls)
 
 
-def _seconds(link: Link, cost: Cost) -> float:
-    return cost.codec_seconds + link.seconds(cost.calls)
-
-
 def fastest_method(link: Link, costs: Mapping[str, Cost]) -> str:
     """Returns the fastest method, or the exact sum if no other method is faster by more than noise."""
-    best = min(costs, key=lambda method: _seconds(link, costs[method]))
-    return best if _seconds(link, costs[best]) < MAX_TIME_RATIO * _seconds(link, costs[EXACT]) else EXACT
+    seconds = {method: cost.seconds(link) for method, cost in costs.items()}
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] < MAX_TIME_RATIO * seconds[EXACT] else EXACT
 
 
 def _log_choice(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mapping[str, str]) -> None:
@@ -137,5 +124,5 @@ def _log_choice(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mappin
         1e3 * link.latency, 8e-6 * link.bandwidth
     )  # fmt: skip
     for name, method in choice.items():
-        table = ", ".join(f"{m} {1e3 * _seconds(link, cost):.3g} ms" for m, cost in costs[name].items())
+        table = ", ".join(f"{m} {1e3 * cost.seconds(link):.3g} ms" for m, cost in costs[name].items())
         _log.info("auto: %s is sent with %s. Predicted: %s.", name, method, table)

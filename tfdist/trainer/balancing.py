@@ -10,21 +10,17 @@ from tfdist.config.balance import MEASURED, WEIGHTS, Balance, parse_balance
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.data.row_partition import EVEN, ChangingAllocation, RowAllocation, apportion
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
+from tfdist.errors import InputError, count_of
 from tfdist.trainer.train_state import OBSERVED_STEPS, ReplicaSpeeds, TrainState
 
 _log = logging.getLogger(__name__)
 
 
 class Balancing:
-    """An allocation of rows that does not change during a run.
-
-    Attributes:
-      allocation: the allocation of training batches.
-    """
+    """An allocation of rows that does not change during a run."""
 
     def __init__(self, allocation: RowAllocation):
-        self.allocation = allocation
+        self.allocation = allocation  # of training batches
 
     def allocation_at(self, step: int) -> RowAllocation:
         """Returns the allocation of a step."""
@@ -35,12 +31,10 @@ class Balancing:
         return None
 
     def observe_call(self, step: int, steps: int, busy_seconds: np.ndarray) -> None:
-        """Observes a call of the compiled loop, and may change the allocation; every process must call it.
+        """Observes a call of the compiled loop, of `steps` steps; may change the allocation. Every process must call it.
 
-        Args:
-          step: number of completed updates.
-          steps: number of steps of the call.
-          busy_seconds: [local replicas]; seconds that each replica spent on its gradients.
+        `step` is the number of completed updates; `busy_seconds`, [local replicas], is what each replica spent on its
+        gradients.
         """
 
 
@@ -55,9 +49,8 @@ class MeasuredBalancing(Balancing):
         self._strategy = strategy
         speeds = state.speeds or ReplicaSpeeds.initial(state.step, batch_size, strategy.replicas)
         self._speeds = state.speeds = speeds.resume(state.step, batch_size, strategy.replicas)
-        self._allocation = ChangingAllocation(
-            state.step, [(allocation.step, allocation.counts) for allocation in self._speeds.allocations]
-        )
+        changes = [(allocation.step, allocation.counts) for allocation in self._speeds.allocations]
+        self._allocation = ChangingAllocation(state.step, changes)
         self._step_seconds: list[np.ndarray] = []  # seconds per step of each local replica, by call
         self._steps = 0
         self._is_first_call = True  # the first call has additional costs, such as memory allocation
@@ -121,11 +114,7 @@ def make_balancing(balance: Balance, strategy: Strategy, state: TrainState, batc
 
 
 def validate_balance(text: str, strategy: Strategy) -> Balance:
-    """Parses a value of `--balance` and checks it for a strategy.
-
-    Raises:
-      InputError: the value is invalid, or does not have one weight per replica.
-    """
+    """Parses a value of `--balance`; raises `InputError` if it is invalid or has not one weight per replica."""
     try:
         balance = parse_balance(text)
     except InputError as error:
@@ -133,6 +122,6 @@ def validate_balance(text: str, strategy: Strategy) -> Balance:
     if balance.weights and len(balance.weights) != strategy.replicas:
         raise InputError(
             f"--balance=weights(...) needs a weight for each replica. Received: --balance={text} and "
-            f"{strategy.replicas} replica{'s'[: strategy.replicas != 1]}. Use --balance=measured for any number of replicas."
+            f"{count_of(strategy.replicas, 'replica')}. Use --balance=measured for any number of replicas."
         )
     return balance

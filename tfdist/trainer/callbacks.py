@@ -20,47 +20,33 @@ FILE_WRITERS = (
 )
 
 
-class Callbacks:
-    """The Keras callbacks of one process.
-
-    Attributes:
-      callbacks: the callbacks that run on this process.
-    """
+class Callbacks(keras.callbacks.CallbackList):
+    """The Keras callbacks of one process."""
 
     def __init__(
         self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, strategy: Strategy, **params: Any
     ):
         """Creates the list; Keras passes `params` (`epochs`, `steps`) to the callbacks."""
         model.stop_training = False
-        self._model = model
         self._group = strategy.group
         # Some processes may have no callbacks, as in `callbacks=[...] if rank == 0 else []`.
         self._has_callbacks = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
-        self.callbacks = callbacks_of_process(callbacks, strategy)
+        self.of_process = callbacks_of_process(callbacks, strategy)  # those that run on this process
         self._epoch_logs: dict[str, Any] = {}
         # The last callback, because the others may change the logs.
         keep_logs = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: self._epoch_logs.update(logs))
-        self._list = keras.callbacks.CallbackList(
-            [*self.callbacks, keep_logs],
-            model=model,
-            reports_evaluations=True,
-            is_chief=strategy.is_chief,
-            **params,
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        """Forwards events to `keras.callbacks.CallbackList`."""
-        return getattr(self._list, name)
+        params |= {"reports_evaluations": True, "is_chief": strategy.is_chief}
+        super().__init__([*self.of_process, keep_logs], model=model, **params)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> dict[str, Any]:
         """Calls `on_epoch_end`; returns the logs with the additions of callbacks, as in Keras's `History`."""
         self._epoch_logs = {}
-        self._list.on_epoch_end(epoch, logs)
+        super().on_epoch_end(epoch, logs)
         return self._epoch_logs
 
     def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
         """Calls `on_evaluation` of the callbacks that have it; the names of the results have the prefix `val_`."""
-        for callback in self.callbacks:
+        for callback in self.of_process:
             if callable(getattr(callback, "on_evaluation", None)):
                 callback.on_evaluation(step, dict(logs))
 
@@ -68,26 +54,19 @@ class Callbacks:
         """Returns whether a callback of any process requests a stop; all processes must call it at the same step."""
         if not self._has_callbacks:
             return False
-        is_requested = bool(self._model.stop_training)
         # Without a deadline, because a callback may take long. The watchdog detects one that never returns.
-        self._model.stop_training = any(
-            self._group.gather(f"callbacks/stop/{step}", is_requested, deadline=float("inf"))
-        )
-        return self._model.stop_training
+        requests = self._group.gather(f"callbacks/stop/{step}", bool(self.model.stop_training), deadline=float("inf"))
+        self.model.stop_training = any(requests)
+        return self.model.stop_training
 
 
 def callbacks_of_process(
     callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, broadcasts_weights: bool = False
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that run on this process: those that write files run on the chief only.
+    """Returns the callbacks that run on this process, of those passed on every process: only the chief's write files.
 
-    Args:
-      callbacks: callbacks as passed on every process.
-      strategy: strategy of the model.
-      broadcasts_weights: whether weights that the chief restores are broadcast to the other processes.
-
-    Raises:
-      InputError: a callback does not work with several processes.
+    Raises `InputError` if a callback does not work with several processes. `broadcasts_weights` tells whether weights
+    that the chief restores are broadcast to the other processes.
     """
     backs_up = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks)
     if strategy.cluster.size > 1 and backs_up and not broadcasts_weights:
@@ -116,7 +95,7 @@ def callbacks_of_process(
 
 
 def run_evaluation(
-    callbacks: Callbacks | keras.callbacks.CallbackList, batches: int, evaluate: Callable[[], dict[str, float]]
+    callbacks: keras.callbacks.CallbackList, batches: int, evaluate: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
     """Evaluates, and calls the callbacks' methods once for all batches, which are one call of a compiled loop."""
     callbacks.on_test_begin()
@@ -127,20 +106,13 @@ def run_evaluation(
     return results
 
 
-def validation_logs(results: Mapping[str, float]) -> dict[str, float]:
-    """Returns an evaluation's results with the names that Keras callbacks monitor."""
-    return {f"val_{name}": value for name, value in results.items()}
-
-
 def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], program: Program) -> None:
     """Checks that callbacks that save, restore or swap weights use the evaluated weights.
 
-    With a moving average of the weights, or if replicas train locally, evaluations use averages, whereas callbacks read and
-    assign the training weights. With local training, those are the weights of the first replica, which are neither
-    evaluated nor sufficient to continue from, so no callback may save them.
-
-    Raises:
-      InputError: a callback would save or restore other weights, or swap the average out.
+    With a moving average of the weights, or if replicas train locally, evaluations use averages, whereas callbacks read
+    and assign the training weights. With local training, those are the weights of the first replica, which are neither
+    evaluated nor sufficient to continue from, so no callback may save them. Raises `InputError` if a callback would
+    save or restore other weights, or swap the average out.
     """
     sync, strategy = program.settings.sync, program.strategy
     # Between rounds of FedAvg, all replicas have the global weights.

@@ -13,13 +13,12 @@ from tfdist.coordination.group import long_timeout
 from tfdist.data import Examples, Pipeline, Source, explain_reading_errors
 from tfdist.data.inputs import evaluation_errors
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
+from tfdist.errors import InputError, count_of
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Explanation, listener
 from tfdist.step import data_check
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.data_check import explain_mismatch
-from tfdist.step.loss import non_mean_error, replicas_and_micro_steps
 from tfdist.step.row_dependence import RowDependence, communicates, log_no_effect, row_dependence
 from tfdist.step.settings import Settings
 
@@ -112,7 +111,7 @@ def check_examples(
     if settings.sync.exchanges_weights and parts == 1:
         # Replicas that train locally have their own state, which exchanges average.
         dependence = _without_state(dependence)
-    errors += _division_errors(dependence, model, strategy.replicas, parts)
+    errors += _division_errors(dependence, strategy.replicas, parts)
     if test is not None and is_chief:
         test_findings = data_check.findings(model, test)
         errors += [f"Evaluation data: {finding.text}" for finding in test_findings if finding.is_error]
@@ -123,7 +122,7 @@ def check_examples(
     if dependence.error and dependence.division == "own" and strategy.replicas * parts > 1:
         text = (
             f"Whether rows of a batch depend on each other could not be checked: {dependence.error}. Training with "
-            f"{replicas_and_micro_steps(strategy.replicas, parts)} has the result of one device only if losses, metrics, "
+            f"{_division(strategy.replicas, parts)} has the result of one device only if losses, metrics, "
             "outputs and the state of layers depend on single rows, or are means over rows."
         )
         data_warnings.append((text, ""))
@@ -133,18 +132,17 @@ def check_examples(
     return data_warnings
 
 
-def check_standalone_evaluation(strategy: Strategy, model: keras.Model, dependence: RowDependence) -> None:
+def check_standalone_evaluation(strategy: Strategy, dependence: RowDependence) -> None:
     """Checks that an evaluation without training has the results of one device; every process must call it.
 
-    Raises:
-      InputError: on every process, with several replicas or micro-batches that cannot exchange rows: a loss is not a mean
-        over rows, a metric is not a sum, or outputs depend on several rows together.
+    Raises `InputError` on every process, with several replicas or micro-batches that cannot exchange rows, if a loss is
+    not a mean over rows, a metric is not a sum, or outputs depend on several rows together.
     """
     parts = strategy.micro_batches or 1
     if strategy.replicas * parts == 1:
         return
     stateless = _without_state(dependence)  # only training assigns state
-    _raise_first(strategy, "evaluation/refusal", _division_errors(stateless, model, strategy.replicas, parts))
+    _raise_first(strategy, "evaluation/refusal", _division_errors(stateless, strategy.replicas, parts))
 
 
 def _raise_first(strategy: Strategy, name: str, errors: list[str]) -> None:
@@ -163,12 +161,20 @@ def add_batch_dim(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
     return None if spec is None else tf.TensorSpec([None, *spec.shape], spec.dtype)
 
 
-def _division_errors(dependence: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
-    division = replicas_and_micro_steps(replicas, parts)
+def _division(replicas: int, micro_steps: int) -> str:
+    return f"{count_of(replicas, 'replica')} and {count_of(micro_steps, 'micro-step')}"
+
+
+def _division_errors(dependence: RowDependence, replicas: int, parts: int) -> list[str]:
+    division = _division(replicas, parts)
     if dependence.division != "own":
         return []
     if losses := dependence.describe_coupled("loss"):
-        return [str(non_mean_error(losses, replicas, parts))]
+        return [
+            "A loss must be a mean over rows where replicas cannot exchange rows, as with stages, layouts and local "
+            f"training. Received: {'; '.join(losses)}; with {division}. Leave these out, or use a loss that is computed "
+            "for each row."
+        ]
     metrics = {name: coupling for name, coupling in dependence.metrics.items() if name not in dependence.kept_metrics}
     if metrics:
         return [

@@ -24,6 +24,7 @@ class EvaluationMonitor(keras.callbacks.Callback):
     monitor: str  # an attribute of Keras's class
     mode: str
     _step = 0
+    _saved_attributes: Mapping[str, str] = {"step": "_step"}  # by their names in a checkpoint
 
     @property
     def _monitors_evaluations(self) -> bool:
@@ -68,25 +69,24 @@ class EvaluationMonitor(keras.callbacks.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state in addition to that of Keras's class, for a checkpoint."""
-        return {"step": self._step}
+        return {key: getattr(self, name) for key, name in self._saved_attributes.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the result of `state_dict`."""
-        self._step = state["step"]
+        for key, name in self._saved_attributes.items():
+            setattr(self, name, state[key])
 
 
 def direction_of(callback: keras.callbacks.Callback) -> str:
     """Returns the direction in which the metric of a callback improves, "min" or "max"; the callback must have its model.
 
-    Raises:
-      InputError: Keras does not know the direction.
+    Raises `InputError` if Keras does not know it.
     """
     direction = keras_internals.monitored_direction(callback)
     if not direction:
         raise InputError(
-            "Cannot infer whether higher or lower values of a metric are better. Received: "
-            f"{callback.monitor}. Add mode=max or mode=min, as in "
-            f"{callback.monitor}(mode=max)."
+            f"Cannot infer whether higher or lower values of a metric are better. Received: {callback.monitor}. Add "
+            f"mode=max or mode=min, as in {callback.monitor}(mode=max)."
         )
     return direction
 
@@ -99,6 +99,8 @@ class EarlyStopping(EvaluationMonitor, keras.callbacks.EarlyStopping):
     the end of each epoch. All ranks stop at the same step. The callback's state is saved with the run, so a run that it
     has stopped remains stopped when it is resumed.
     """
+
+    _saved_attributes = {"step": "_step", "best_step": "best_step", "stopped_step": "stopped_step", "looks": "_checks"}
 
     def __init__(self, monitor: str = "val_loss", *, patience: int = 3, min_delta: float = 0.0, mode: str = "auto"):
         """Initializes the callback.
@@ -143,15 +145,6 @@ class EarlyStopping(EvaluationMonitor, keras.callbacks.EarlyStopping):
             self.best_step = self._step
         if self.stopped_epoch != previous_stopped_epoch:
             self.stopped_step = self._step
-
-    def state_dict(self) -> dict[str, Any]:
-        state = {"best_step": self.best_step, "stopped_step": self.stopped_step, "looks": self._checks}
-        return super().state_dict() | state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.best_step, self.stopped_step = state["best_step"], state["stopped_step"]
-        self._checks = state["looks"]
 
 
 _log = logging.getLogger(__name__)
@@ -223,19 +216,12 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
 def check_monitored_metrics(
     callbacks: Sequence[keras.callbacks.Callback], best: str, program: Program, evaluates: bool
 ) -> tuple[str, str]:
-    """Checks the metrics that this library's callbacks monitor, and the metric of the best checkpoint.
+    """Checks the metrics that a run's callbacks of this library monitor, and the metric of the best checkpoint.
 
-    Args:
-      callbacks: callbacks of the run.
-      best: see `Checkpoints.best`; "" for none.
-      program: the program of the run.
-      evaluates: whether the run evaluates.
+    `best` is as in `Checkpoints.best`, "" for none, and `evaluates` tells whether the run evaluates.
 
-    Returns:
-      The metric of the best checkpoint and its direction, "min" or "max"; two empty strings if `best` is empty.
-
-    Raises:
-      InputError: the run does not measure a metric, or its direction is unknown.
+    Returns the metric of the best checkpoint and its direction, "min" or "max"; two empty strings if `best` is empty.
+    Raises `InputError` if the run does not measure a metric, or its direction is unknown.
     """
     for callback in callbacks:
         if isinstance(callback, EvaluationMonitor):

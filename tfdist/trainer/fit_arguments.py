@@ -28,13 +28,13 @@ _LABEL_DEPENDENT_NAMES = ("accuracy", "acc", "crossentropy", "ce")
 
 
 def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Checks the arguments of `Trainer`; `options` has the remaining ones by name.
-
-    Raises:
-      InputError: an argument has the wrong type, or a name is unknown.
-    """
+    """Raises `InputError` for a wrong type or an unknown name in the arguments of `Trainer`, the last ones in `options`."""
     _check_type("model", model, keras.Model, "a keras.Model", "keras.Sequential([...])")
-    _check_steps(model)
+    if names := [name for name in _STEP_METHODS if keras_internals.is_overridden(model, name)]:
+        raise InputError(
+            f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own "
+            f"{', '.join(names)}. Use Keras's own fit: tfdist.distribute(model, strategy)."
+        )
     _check_optimizer(optimizer)
     for item in tf.nest.flatten(loss):
         if isinstance(item, str):
@@ -45,7 +45,8 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
             if isinstance(item, str):
                 _check_name("metrics", item, keras.metrics.get, _LABEL_DEPENDENT_NAMES)
     for name, minimum in {"seed": 0, "accumulate_steps": 1, "max_skipped_steps": 1}.items():
-        _check_integer(name, options[name], minimum)
+        if not is_integer(options[name]) or options[name] < minimum:
+            raise InputError(f"`{name}` must be an integer of at least {minimum}. Received: {options[name]!r}.")
     for name, kind, rule, example in (
         ("ema", numbers.Real, "a number", "0.999"),
         ("clip", Clip | None, "a tfdist.gradients.Clip", "tfdist.gradients.Clip(norm=1.0)"),
@@ -65,23 +66,10 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
         )
 
 
-def _check_steps(model: keras.Model) -> None:
-    names = [name for name in _STEP_METHODS if keras_internals.is_overridden(model, name)]
-    if names:
-        raise InputError(
-            f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own {', '.join(names)}. "
-            "Use Keras's own fit: tfdist.distribute(model, strategy)."
-        )
-
-
 def check_fit(
     callbacks: Any, class_weight: Any, schedule: Any, checks: Any, reporting: Any, checkpoints: Any
 ) -> list[keras.callbacks.Callback]:
-    """Checks arguments of `Trainer.fit`; returns the callbacks as a list.
-
-    Raises:
-      InputError: an argument has the wrong type.
-    """
+    """Returns the callbacks as a list; raises `InputError` if an argument of `Trainer.fit` has the wrong type."""
     _check_type("class_weight", class_weight, Mapping | None, "a dict from classes to weights", "{0: 1.0, 1: 2.0}")
     for label, weight in (class_weight or {}).items():
         if not is_integer(label) or isinstance(weight, str):
@@ -98,11 +86,7 @@ def check_fit(
 
 
 def validate_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """Returns callbacks as a list.
-
-    Raises:
-      InputError: an object is not a callback.
-    """
+    """Returns callbacks as a list; raises `InputError` if an object is not a callback."""
     callback_list = [] if callbacks is None else tf.nest.flatten(callbacks)
     for callback in callback_list:
         if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
@@ -126,11 +110,6 @@ def _check_type(name: str, value: Any, kind: Any, rule: str, example: str) -> No
     if not isinstance(value, kind) or isinstance(value, bool):
         received = "None" if value is None else f"{value!r:.60} ({type(value).__name__})"
         raise InputError(f"`{name}` must be {rule}. Received: {received}. Write {name}={example}.")
-
-
-def _check_integer(name: str, value: Any, minimum: int) -> None:
-    if not is_integer(value) or value < minimum:
-        raise InputError(f"`{name}` must be an integer of at least {minimum}. Received: {value!r}.")
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -162,25 +141,15 @@ BATCH_SIZE = 32  # as in Keras
 
 
 class FitArguments(NamedTuple):
-    """The validated arguments of a call of `fit`.
+    """The validated arguments of a call of `fit`."""
 
-    Attributes:
-      data: examples for training and validation.
-      batch_size: global batch size.
-      steps: length of the run in steps, or 0.
-      epochs: length of the run in epochs, or 0.
-      initial_epoch: number of the first epoch.
-      validation_freq: epochs between validations, or the epochs to validate after, counted from 1.
-      validation_batch_size: global batch size of evaluations.
-    """
-
-    data: DataSet
-    batch_size: int
-    steps: int
-    epochs: int
-    initial_epoch: int
-    validation_freq: int | Collection[int]
-    validation_batch_size: int
+    data: DataSet  # examples for training and validation
+    batch_size: int  # global batch size
+    steps: int  # length of the run in steps, or 0
+    epochs: int  # length of the run in epochs, or 0
+    initial_epoch: int  # number of the first epoch
+    validation_freq: int | Collection[int]  # epochs between validations, or those to validate after, counted from 1
+    validation_batch_size: int  # global batch size of evaluations
 
     def validates(self, epoch: int) -> bool:
         """Returns whether to validate after an epoch, counted from 0."""
@@ -208,12 +177,13 @@ def fit_arguments(
     validation_batch_size: int | None = None,
     validation_freq: int | Collection[int] = 1,
 ) -> FitArguments:
-    """Validates the arguments of `Trainer.fit`; see `with_class_weight` for `one_hot`.
-
-    Raises:
-      InputError: an argument is invalid.
-    """
-    _check_arrays(x, y)
+    """Validates the arguments of `Trainer.fit`, see `with_class_weight` for `one_hot`; raises `InputError`."""
+    if y is not None and isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator):
+        raise InputError(
+            f"`y` must be left out if `x` has the targets, too. Received: `y` with a {type(x).__name__}. Leave it out."
+        )
+    for name, value in (("x", x), ("y", y)):
+        check_array(name, value)
     batch_size = validate_count("batch_size", batch_size)
     steps_per_epoch = validate_count("steps_per_epoch", steps_per_epoch)
     validation_steps = validate_count("validation_steps", validation_steps)
@@ -240,11 +210,7 @@ def fit_arguments(
 def evaluation_arguments(
     x: Any, y: Any = None, batch_size: int | None = None, sample_weight: Any = None, steps: int | None = None
 ) -> tuple[Examples, int]:
-    """Validates the arguments of `Trainer.evaluate`; returns the examples and the global batch size.
-
-    Raises:
-      InputError: an argument is invalid.
-    """
+    """Validates the arguments of `Trainer.evaluate`, or raises `InputError`; returns examples and global batch size."""
     steps = validate_count("steps", steps)
     batch_size = validate_count("batch_size", batch_size)
     examples = as_examples(test_examples(all_data(x, y, sample_weight)), steps)
@@ -285,20 +251,10 @@ def _parse_length(steps: int | None, epochs: int | None, initial_epoch: int) -> 
     return int(lengths[0]), int(lengths[1] and lengths[1] - initial_epoch)
 
 
-def _check_arrays(x: Any, y: Any) -> None:
-    if y is not None and (isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator)):
-        raise InputError(
-            f"`y` must be left out if `x` has the targets, too. Received: `y` with a {type(x).__name__}. Leave it out."
-        )
-    for name, value in (("x", x), ("y", y)):
-        check_array(name, value)
-
-
 def validate_count(name: str, value: Any) -> int | None:
-    """Returns a positive integral number, such as 3, 3.0 or `numpy.int64(3)`, as an int; None for None.
+    """Returns a positive integral number, such as 3, 3.0 or `numpy.int64(3)`, as an int, and None for None.
 
-    Raises:
-      InputError: the value is not such a number.
+    Raises `InputError` for any other value.
     """
     if value is None:
         return None

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -34,7 +34,7 @@ from tfdist.step.settings import Settings
 from tfdist.trainer.auto_all_reduce import AutoAllReduce
 from tfdist.trainer.auto_compression import AutoCompression
 from tfdist.trainer.balancing import Balancing
-from tfdist.trainer.callbacks import Callbacks, run_evaluation, validation_logs
+from tfdist.trainer.callbacks import Callbacks, run_evaluation
 from tfdist.trainer.data_warnings import check_examples, locate_nonfinite
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.inspections import Inspection, RunView
@@ -53,19 +53,18 @@ def describe(
     program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "", allocation: RowAllocation = EVEN
 ) -> dict[str, str]:
     """Returns descriptions by name: model, data, strategy, batch and length of a run."""
+    model, strategy, settings = program.model, program.strategy, program.settings
+    batch = _describe_batch(strategy, settings, plan.batch_size, model.dtype_policy.name, allocation)
     return {
-        "model": describe_model(program.model),
+        "model": describe_model(model),
         "data": describe_data(data),
-        "strategy": describe_strategy(program.strategy),
-        "servers": program.strategy.remote.description if program.strategy.remote else "",
-        "stages": program.strategy.parts.description(program.model),
-        "optimizer": describe_optimizer(program.model, program.strategy),
+        "strategy": describe_strategy(strategy),
+        "servers": strategy.remote.description if strategy.remote else "",
+        "stages": strategy.parts.description(model),
+        "optimizer": describe_optimizer(model, strategy),
         "chosen": strategy_reason,
-        "batch": data.train.batch_text
-        or _describe_batch(
-            program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, allocation
-        ),
-        "sync": str(program.settings.sync) if program.settings.sync.exchanges_weights else "",
+        "batch": data.train.batch_text or batch,
+        "sync": str(settings.sync) if settings.sync.exchanges_weights else "",
         "length": _describe_length(plan),
     }
 
@@ -74,9 +73,8 @@ def describe_model(model: keras.Model) -> str:
     """Returns a description such as `mlp, 55,050 parameters (215.0 KiB)`."""
     model = full_model(model)
     count, trainable_count = _parameter_count(model.weights), _parameter_count(model.trainable_weights)
-    size = sum(
-        _parameter_count([v]) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size for v in model.weights
-    )
+    sizes = [tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size for v in model.weights]
+    size = sum(_parameter_count([v]) * n for v, n in zip(model.weights, sizes, strict=True))
     frozen = "" if trainable_count == count else f", {trainable_count:,} of them trainable"
     return f"{model.name}, {count:,} parameters ({byte_size(size)}){frozen}"
 
@@ -151,33 +149,6 @@ def _parameter_count(variables: Any) -> int:
     return sum(int(np.prod(variable.shape)) for variable in variables)
 
 
-def inspections(
-    options: FitOptions, run_view: RunView, replicated_variables: Callable[[], Mapping[str, tf.Variable]]
-) -> list[Inspection]:
-    """Returns the inspections of a run, the same on every process."""
-    checks, reporting = options.checks, options.reporting
-    choice, sums_gradients = run_view.steps.compression.choice, run_view.steps.sums_gradients
-    enabled_inspections: list[Inspection] = []
-    if run_view.steps.needs_all_reduce_table:
-        enabled_inspections.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
-    if choice and sums_gradients:
-        enabled_inspections.append(AutoCompression(run_view, choice))
-    if checks.compression_check_every and sums_gradients:
-        enabled_inspections.append(
-            CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error)
-        )
-    # Its probe steps flush the pipeline.
-    if checks.measure_every and sums_gradients and not pipeline_without_flush(run_view.steps.strategy):
-        enabled_inspections.append(Exposure(run_view, checks.measure_every))
-    if checks.check_sync_every:
-        enabled_inspections.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated_variables))
-    if reporting.profile.boundaries and (pipeline := pipeline_of(run_view.steps.strategy)):
-        enabled_inspections.append(
-            PipelineTimeline(run_view, pipeline, min(reporting.profile.boundaries), reporting.record_timelines)
-        )
-    return enabled_inspections
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -190,7 +161,6 @@ class FitLoop:
         state: TrainState,
         arguments: FitArguments,
         batches: BatchSchedule,
-        *,
         callbacks: Sequence[keras.callbacks.Callback],
         options: FitOptions,
         saver: Saver,
@@ -220,12 +190,36 @@ class FitLoop:
         )
         self._timer = StepTimer(batch_size=batch_size)
         self._recorder = Recorder(program, state, batches, self._source.size, self._timer, reporting.reporter)
-        run_view = RunView(program.steps, batch_size, self._batch)
-        self._inspections = inspections(
-            options, run_view, lambda: program.run_variables(state.callbacks).replicated_variables()
-        )
+        self._inspections = self._create_inspections(options)
         self._inspection_fields: dict[str, float] = {}
         self._epoch_logs: dict[str, float] = {}
+
+    def _create_inspections(self, options: FitOptions) -> list[Inspection]:
+        """Returns the inspections of a run, the same on every process."""
+        checks, reporting, steps = options.checks, options.reporting, self._program.steps
+        run_view = RunView(steps, self._batch_size, self._batch)
+        choice, sums_gradients = steps.compression.choice, steps.sums_gradients
+        enabled_inspections: list[Inspection] = []
+        if steps.needs_all_reduce_table:
+            enabled_inspections.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
+        if choice and sums_gradients:
+            enabled_inspections.append(AutoCompression(run_view, choice))
+        if checks.compression_check_every and sums_gradients:
+            limits = checks.compression_check_every, checks.compression_max_error
+            enabled_inspections.append(CompressionErrorMonitor(run_view, *limits))
+        # Its probe steps flush the pipeline.
+        if checks.measure_every and sums_gradients and not pipeline_without_flush(self._strategy):
+            enabled_inspections.append(Exposure(run_view, checks.measure_every))
+        if checks.check_sync_every:
+
+            def replicated_variables() -> Mapping[str, tf.Variable]:
+                return self._program.run_variables(self._state.callbacks).replicated_variables()
+
+            enabled_inspections.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated_variables))
+        if reporting.profile.boundaries and (pipeline := pipeline_of(self._strategy)):
+            first = min(reporting.profile.boundaries)
+            enabled_inspections.append(PipelineTimeline(run_view, pipeline, first, reporting.record_timelines))
+        return enabled_inspections
 
     def run(self) -> History:
         """Trains until the end of the run, or until a callback stops it."""
@@ -240,21 +234,18 @@ class FitLoop:
         if program.metrics.count_all_rows:
             reason, plan = program.dependence.reasons[0], program.dependence.communication
             log_dependence(self._model, "A step", reason, plan, self._strategy)
-        warn_about_run(
-            program, self._data, self._batches, state.step, self._end, self._schedule.eval_every, data_warnings
-        )
+        eval_every, seed = self._schedule.eval_every, program.settings.seed
+        warn_about_run(program, self._data, self._batches, state.step, self._end, eval_every, data_warnings)
         first = self._position.examples_before(state.step)
         skip_count = first if self._source.is_reiterable else first - state.examples_read
-        pipeline = Pipeline(
-            self._source, self._batch_size, self._program.settings.seed, skip_count, self._balancing.allocation
-        )
+        pipeline = Pipeline(self._source, self._batch_size, seed, skip_count, self._balancing.allocation)
         iterator = self._program.synchronizer.batches(pipeline, self._strategy)
         self._iterator = iterator
         self._reporting.reporter.start(self._plan(first))
         self._progress_file.note(state.step)
         self._program.steps.end = self._end
         self._program.drain()  # discards the values of earlier calls in metrics of layers
-        state.callbacks.start(self._callbacks.callbacks, self._model.optimizer)
+        state.callbacks.start(self._callbacks.of_process, self._model.optimizer)
         self._callbacks.on_train_begin()
         state.callbacks.after_train_begin()
         # After the callbacks, which may have assigned weights or a learning rate.
@@ -289,13 +280,13 @@ class FitLoop:
             examples_before=examples_before,
             first_epoch=self._first_epoch - self._arguments.initial_epoch,
             shows_communication=not self._strategy.trains_whole_model
-            or (self._strategy.replicas > 1 and self._program.steps.compresses),
+            or (self._strategy.replicas > 1 and bool(self._program.steps.compressed_names())),
         )
-        # Repeated calls of `fit` describe the run once.
-        is_described, reporting = self._program.steps.has_loop, self._reporting
-        allocation = self._balancing.allocation_at(self._state.step)
-        rows = {} if is_described else describe(self._program, self._data, plan, reporting.strategy_reason, allocation)
-        return dataclasses.replace(plan, description={**rows, **reporting.description})
+        rows: dict[str, str] = {}
+        if not self._program.steps.has_loop:  # repeated calls of `fit` describe the run once
+            allocation = self._balancing.allocation_at(self._state.step)
+            rows = describe(self._program, self._data, plan, self._reporting.strategy_reason, allocation)
+        return dataclasses.replace(plan, description={**rows, **self._reporting.description})
 
     def _is_already_stopped(self) -> bool:
         """Returns whether the resumed run had been stopped; all processes agree."""
@@ -305,9 +296,8 @@ class FitLoop:
         self._model.stop_training = callbacks.is_over
         is_stopped = self._callbacks.should_stop(self._state.step)
         if is_stopped and self._strategy.is_chief:
-            _log.info(
-                "EarlyStopping has already stopped this run at step %d: nothing is left to train.", self._state.step
-            )
+            text = "EarlyStopping has already stopped this run at step %d: nothing is left to train."
+            _log.info(text, self._state.step)
         return is_stopped
 
     def _run_epoch(self) -> bool:
@@ -353,9 +343,8 @@ class FitLoop:
         result = self._train(count, should_log)
         self._progress_file.note(state.step)
         logs = state.progress.epoch.results(self._program.metrics)
-        self._reporting.reporter.progress(
-            state.step, logs | self._timer.fields() | self._program.cost | self._inspection_fields
-        )
+        fields = self._timer.fields() | self._program.cost | self._inspection_fields
+        self._reporting.reporter.progress(state.step, logs | fields)
         if should_log:
             self._recorder.train(float(result.norm), self._inspection_fields)
         self._balancing.observe_call(state.step, count, result.compute_seconds.numpy())
@@ -387,12 +376,10 @@ class FitLoop:
             _annotate_errors(state.step, self._position.examples_before(state.step)),
         ):
             self._program.metrics.restore_kept(state.progress.epoch.sums, self._strategy)
-            loop = self._program.synchronizer.loop(
-                self._program.steps, self._batch_size, self._batches.rate, state.step
-            )
-            result = loop(
-                self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(needs_norm)
-            )
+            options = self._program.steps, self._batch_size, self._batches.rate, state.step
+            loop = self._program.synchronizer.loop(*options)
+            numbers = tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(needs_norm)
+            result = loop(self._iterator, *numbers)
             losses, is_counted = result.losses.numpy(), result.is_finite.numpy()
             if bool(result.may_continue):
                 self._inspection_fields |= self._program.exchange(state.step + count)
@@ -411,7 +398,6 @@ class FitLoop:
         return result
 
     def _warn_about_skipped_steps(self, skipped_counts: np.ndarray, count: int) -> None:
-        """Warns about replicas that skipped steps because of overflow while others did not."""
         if not skipped_counts.any() or not self._strategy.is_chief:
             return
         text = ", ".join(f"replica {i} skipped {number}" for i, number in enumerate(skipped_counts) if number)
@@ -427,7 +413,7 @@ class FitLoop:
         state.progress.add(losses[:-1], is_counted[:-1], program.drain(), program.metrics.kept)
         first, variables = self._position.examples_before(state.step), self._model.trainable_variables
         locations = locate_nonfinite(self._source, self._batch_size, program.settings.seed, first)
-        raise not_finite_error(state.step, losses[-1], result, variables, program.loss_scale, locations)
+        raise not_finite_error(state.step, losses[-1], result, variables, program.store.loss_scale, locations)
 
     def _should_stop(self) -> bool:
         """Returns whether a callback of any rank requests a stop; the watchdog covers the wait for other ranks."""
@@ -438,7 +424,7 @@ class FitLoop:
         return should_stop
 
     def _log_reasons(self) -> None:
-        reasons = [getattr(callback, "reason", "") for callback in self._callbacks.callbacks]
+        reasons = [getattr(callback, "reason", "") for callback in self._callbacks.of_process]
         for reason in reasons if self._strategy.is_chief else []:
             if not isinstance(reason, str) or not reason:  # a user's attribute
                 continue
@@ -463,7 +449,7 @@ class FitLoop:
         evaluate = functools.partial(self._program.evaluate, self._test, size, step)
         results = run_evaluation(self._callbacks, steps_in_epochs(1, self._test.size, size), evaluate)
         self._recorder.evaluation(results)
-        logs = validation_logs(results)
+        logs = {f"val_{name}": value for name, value in results.items()}  # as callbacks monitor them
         self._callbacks.on_evaluation(step, logs)
         self._saver.observe(step, logs)
         return logs

@@ -4,43 +4,21 @@ import abc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist.distribution.strategy import Strategy
 from tfdist.step.compiled_steps import Steps
 
-T = TypeVar("T")
-
 
 class RunView(NamedTuple):
-    """The view of a run that an inspection gets.
+    """The view of a run that an inspection gets."""
 
-    Attributes:
-      steps: compiles probe steps.
-      batch_size: rows of a global batch.
-      batch: returns the batch of a step number for `Strategy.run`, without advancing the training iterator.
-    """
-
-    steps: Steps
-    batch_size: int
+    steps: Steps  # compiles probe steps
+    batch_size: int  # rows of a global batch
+    # Returns the batch of a step number for `Strategy.run`, without advancing the training iterator
     batch: Callable[[int], Any]
-
-
-class CompiledProbe(Generic[T]):
-    """One or more probe steps, which are compiled again when the compression methods change."""
-
-    def __init__(self, steps: Steps, create: Callable[[], T]):
-        self._steps, self._create = steps, create
-        self._overrides: dict[str, str] | None = None
-
-    def get(self) -> T:
-        """Returns the probe for the current compression methods."""
-        if self._overrides != self._steps.overrides:
-            self._overrides = dict(self._steps.overrides)
-            self._probe = self._create()
-        return self._probe
 
 
 class Inspection(abc.ABC):

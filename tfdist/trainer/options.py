@@ -55,21 +55,14 @@ class Schedule(_FromConfig):
             object.__setattr__(self, name, int(value))
 
     def call_steps(self, step: int, end: int, boundaries: Sequence[int]) -> int:
-        """Returns the number of steps of the next call of the compiled loop.
+        """Returns the number of steps of the next call of the compiled loop, after `step` updates.
 
-        Args:
-          step: number of completed updates.
-          end: step at which the run ends.
-          boundaries: further steps at which a call must end.
-
-        Returns:
-          The number of steps, at most `steps_per_call`, to the next record, evaluation, boundary or the end of the run.
+        It is the number, at most `steps_per_call`, to the next record or evaluation, to the next of `boundaries`,
+        further steps at which a call must end, or to `end`, the step at which the run ends.
         """
         periods = [period for period in (self.log_every, self.eval_every) if period]
-        ends = [step - step % period + period for period in periods] + [
-            boundary for boundary in boundaries if boundary > step
-        ]
-        return min(self.steps_per_call, min([end, *ends]) - step)
+        ends = [end, *(step - step % period + period for period in periods), *(b for b in boundaries if b > step)]
+        return min(self.steps_per_call, min(ends) - step)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,16 +126,9 @@ class Reporting:
 
 
 class FitOptions(NamedTuple):
-    """The options of one call of `Trainer.fit`.
-
-    Attributes:
-      schedule: steps of records, evaluations and calls.
-      checks: measurements and checks.
-      reporting: destinations of records.
-      checkpoints: options for saving the run; None if it is not saved.
-    """
+    """The options of one call of `Trainer.fit`."""
 
     schedule: Schedule
     checks: Checks
     reporting: Reporting
-    checkpoints: Checkpoints | None
+    checkpoints: Checkpoints | None  # None if the run is not saved

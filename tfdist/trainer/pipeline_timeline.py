@@ -17,7 +17,7 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedule import KINDS, Action, Schedule
 from tfdist.pipelining.schedule_catalog import endless_order, steady_state, steps_until_steady
 from tfdist.pipelining.timeline import Span, Timeline, simulate
-from tfdist.trainer.inspections import REPEATS, CompiledProbe, Inspection, Periodic, RunView, time_in_turns
+from tfdist.trainer.inspections import REPEATS, Inspection, Periodic, RunView, time_in_turns
 
 _TRIALS = 3  # the last one is measured; the first ones compile and fill caches
 
@@ -58,10 +58,7 @@ class PipelineTimeline(Inspection):
 def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timeline:
     """Computes the gradients of a step, without applying them; every process must call it.
 
-    Times are measured by the processes' clocks, which differ between hosts.
-
-    Returns:
-      The timeline of the first replica.
+    Returns the timeline of the first replica, measured by the processes' clocks, which differ between hosts.
     """
     clock = ActionClock()
     probe = run_view.steps.probe(run_view.batch_size, read=clock.read, clock=clock)
@@ -73,8 +70,7 @@ def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timel
 def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> tuple[Timeline, Timeline]:
     """Computes steps of a pipeline without a flush, without updating weights; every process must call it.
 
-    Returns:
-      The measured and the expected timeline of one step of the first replica in the steady state.
+    Returns the measured and the expected timeline of one step of the first replica in the steady state.
     """
     count, clock = steps_until_steady(strategy.schedule), ActionClock()
     compute = run_view.steps.timed_steps(run_view.batch_size, clock, count)
@@ -137,7 +133,7 @@ class Exposure(Periodic):
         """Initializes the inspection; the first one is before step min(period, 100)."""
         super().__init__(period, first=min(period, _FIRST_STEP))
         self._run_view = run_view
-        self._probes = CompiledProbe(run_view.steps, self._create_probes)
+        self._probes = functools.lru_cache(maxsize=1)(self._create_probes)
 
     def inspect(self, step: int) -> dict[str, float]:
         """See base class. Returns `exposed_communication_seconds` and, with compression, `codec_seconds`."""
@@ -150,27 +146,27 @@ class Exposure(Periodic):
     def _time(self, batch: Any, number: tf.Tensor) -> dict[str, float]:
         """Returns the median seconds of each probe step; the steps take turns and start on all processes together."""
         group = self._run_view.steps.strategy.group
-        probes = self._probes.get()
+        probes = self._probes(*self._run_view.steps.overrides.items())
         for probe in probes.values():
             _run_and_wait(probe, batch, number)  # compiles
         calls = {name: functools.partial(_run_and_wait, probe, batch, number) for name, probe in probes.items()}
         times = time_in_turns(calls, lambda: group.barrier("exposure", LONG_SECONDS), REPEATS)
         return {name: statistics.median(seconds) for name, seconds in times.items()}
 
-    def _create_probes(self) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
+    def _create_probes(self, *overrides: tuple[str, str]) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
         steps, size = self._run_view.steps, self._run_view.batch_size
         no_communication = NoCommunication(steps.strategy.collectives)
         probes = {"real": steps.probe(size), "unsent": steps.probe(size, collectives=no_communication)}
-        return probes | ({"plain": steps.probe(size, Bucketed(Sum()), no_communication)} if steps.compresses else {})
+        if steps.compressed_names():
+            probes["plain"] = steps.probe(size, Bucketed(Sum()), no_communication)
+        return probes
 
 
 def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False) -> str | None:
-    """Returns a one-line suggestion if communication is exposed for a large part of a step, else None.
+    """Returns a one-line suggestion if, by its record, communication is exposed for a large part of a step, else None.
 
-    Args:
-      record: a training record.
-      compresses: whether gradients are compressed.
-      is_small: whether every gradient is smaller than those that are compressed.
+    `compresses` tells whether gradients are compressed, and `is_small` whether every one is smaller than those that
+    are.
     """
     exposed_seconds, step = record.get("exposed_communication_seconds", 0.0), record.get("step_seconds", 0.0)
     if not step or exposed_seconds <= _LARGE_FRACTION * step:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
@@ -33,7 +32,7 @@ from tfdist.step.data_check import explain_mismatch
 from tfdist.step.inference import Evaluator
 from tfdist.step.layer_state import averaged_statistics, averaged_weights
 from tfdist.step.partitioned_step import Division
-from tfdist.step.settings import Settings, cost_of
+from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_trainable, trainable_variable_ids
 from tfdist.synchronization import WeightSynchronizer
@@ -48,14 +47,10 @@ _IGNORED_SETTINGS = ("name", "seed", "input_layers", "output_layers")  # layer s
 
 
 def check_equal(group: Group, model: keras.Model) -> None:
-    """Checks that all ranks of a group have the same versions, code and model, before any variable is sent.
+    """Checks that all ranks that train a model have the same versions, code and model, before any variable is sent.
 
-    Args:
-      group: the ranks that train the model.
-      model: built model, with a built optimizer if it is compiled.
-
-    Raises:
-      InputError: on every rank, with the first difference and the ranks' values.
+    Raises `InputError` on every rank, with the first difference and the ranks' values. The model is built, and if it is
+    compiled, its optimizer, too.
     """
     with long_timeout("its model") as deadline:
         group.agree("models/versions", versions(), "version of ", deadline)
@@ -158,8 +153,7 @@ class Program:
     ):
         """Creates all variables of a compiled model, and synchronizes them between replicas; every process must call it.
 
-        Raises:
-          InputError: the model does not fit the data, or differs between processes.
+        Raises `InputError` if the model does not fit the data, or differs between processes.
         """
         self.model, self.strategy, self.store, self.element_spec = model, strategy, store, element_spec
         check_form(model, element_spec)
@@ -255,16 +249,4 @@ class Program:
     @property
     def cost(self) -> dict[str, float]:
         """The communication of a step; see `Steps.cost`."""
-        return cost_of(self.synchronizer.payload_per_step, self.steps.gradient_bytes) or self.steps.cost
-
-    @property
-    def loss_scale(self) -> float | None:
-        """The current factor of the loss; None without loss scaling."""
-        return loss_scale(self.settings, self.store)
-
-
-def loss_scale(settings: Settings, store: StateStore) -> float | None:
-    """Returns the current factor of the loss; None without loss scaling."""
-    if settings.loss_scale is None:
-        return None
-    return float(np.min(store.array("loss_scale/scale").values))  # replicas may differ
+        return self.steps.cost(self.synchronizer.payload_per_step)

@@ -36,10 +36,8 @@ class SlowRank:
     def observe(self, seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> str | None:
         """Returns a warning if the same rank has been the slowest in several records, otherwise None.
 
-        Args:
-          seconds_by_rank: seconds per step of each rank for its input and gradients; None for ranks without a clock.
-          step_seconds: wall time of a step.
-          step: number of completed updates.
+        `seconds_by_rank` are the seconds per step of each rank for its input and gradients, None for ranks without a
+        clock, `step_seconds` is the wall time of a step, and `step` the number of completed updates.
         """
         previous_records, self._records = self._records, []
         cost = cost_of_slowest(seconds_by_rank, step_seconds)
@@ -77,7 +75,9 @@ class History:
         self.history: dict[str, list[Any]] = {}
 
     def __repr__(self) -> str:
-        last = "".join(f", {name} {_format_value(values[-1])}" for name, values in self.history.items())
+        last = ""
+        for name, (*_, value) in self.history.items():  # a callback may add anything
+            last += f", {name} {value:.4g}" if isinstance(value, numbers.Real) else f", {name} {value!s:.20}"
         return f"<History of epochs {self.epoch[0]} to {self.epoch[-1]}{last}>" if self.epoch else "<History: empty>"
 
     def end_epoch(self, epoch: int, results: Mapping[str, Any]) -> None:
@@ -101,19 +101,11 @@ class History:
         raise KeyError(f"No record of kind {kind!r}. Received kinds: {sorted({r['kind'] for r in self.records})}.")
 
 
-def _format_value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, numbers.Real) else f"{value!s:.20}"  # a callback may add anything
-
-
 _log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Creates the records of one run.
-
-    Attributes:
-      history: the records so far.
-    """
+    """Creates the records of one run."""
 
     def __init__(
         self,
@@ -124,7 +116,7 @@ class Recorder:
         timer: StepTimer,
         reporter: Reporter,
     ):
-        self.history = History()
+        self.history = History()  # the records so far
         self._program, self._state = program, state
         self._batches, self._examples = batches, examples
         self._timer, self._reporter = timer, reporter
@@ -137,10 +129,10 @@ class Recorder:
         """Records the training since the last record; every process must call it, as timings are gathered."""
         program, window = self._program, self._state.progress.window
         seconds_by_rank = program.strategy.group.gather("timing", self._timer.own_seconds, LONG_SECONDS)
-        scale = program.loss_scale
+        scale = program.store.loss_scale
         timings = self._timer.window()
-        remedy = program.synchronizer.remedy_for_slow_rank
-        cost = cost_of_slowest(seconds_by_rank, timings.get("step_seconds", 0.0)) if remedy else None
+        step_seconds, remedy = timings.get("step_seconds", 0.0), program.synchronizer.remedy_for_slow_rank
+        cost = cost_of_slowest(seconds_by_rank, step_seconds) if remedy else None
         record = {
             **self._header("train"),
             **window.results(program.metrics),
@@ -161,12 +153,9 @@ class Recorder:
         self._write(record)
         self._advise(record)
         if remedy and self._state.speeds is None:  # otherwise, rows are allocated by speed
-            self._warn_about_slow_rank(seconds_by_rank, timings.get("step_seconds", 0.0), remedy)
-
-    def _warn_about_slow_rank(self, seconds_by_rank: Sequence[Any], step_seconds: float, remedy: str) -> None:
-        warning = self._slow_rank.observe(seconds_by_rank, step_seconds, self._state.step)
-        if warning and self._program.strategy.is_chief:
-            warn_once(with_argument_names(f"{warning} {remedy}"), situation="slow rank")
+            warning = self._slow_rank.observe(seconds_by_rank, step_seconds, self._state.step)
+            if warning and program.strategy.is_chief:
+                warn_once(with_argument_names(f"{warning} {remedy}"), situation="slow rank")
 
     def evaluation(self, results: Mapping[str, float]) -> None:
         """Records the results of an evaluation."""
@@ -183,7 +172,8 @@ class Recorder:
 
     def _advise(self, record: dict[str, Any]) -> None:
         steps = self._program.steps
-        text = None if self._has_advised else advice(record, steps.compresses, steps.has_small_gradients)
+        compresses = bool(steps.compressed_names())
+        text = None if self._has_advised else advice(record, compresses, steps.has_small_gradients)
         if text and self._program.strategy.is_chief:
             _log.info("%s", text)
         self._has_advised = self._has_advised or text is not None

@@ -3,6 +3,7 @@
 Every copy of a replicated variable is hashed on the host; only hashes are sent.
 """
 
+import functools
 import hashlib
 import logging
 from collections import defaultdict
@@ -18,21 +19,18 @@ from tfdist.coordination.group import LONG_SECONDS, name_member
 from tfdist.distribution.strategy import State
 from tfdist.errors import DesyncError
 from tfdist.gradients import Bucketed, Reducer, ReductionResult, Sum
-from tfdist.trainer.inspections import CompiledProbe, Periodic, RunView
+from tfdist.trainer.inspections import Periodic, RunView
 
 
 class ErrorObserver(Reducer):
-    """Wraps a reducer and observes the errors of its compressed sums.
-
-    Attributes:
-      observations: for each compressed tensor of the last call, the relative error and the cosine, as scalars.
-    """
+    """Wraps a reducer and observes the errors of its compressed sums."""
 
     keeps_shapes = True
 
     def __init__(self, inner: Reducer, specs: Sequence[tf.TensorSpec], compressed_names: Sequence[str]):
         self._inner, self._specs = inner, specs
         self._indices = [i for i, spec in enumerate(specs) if spec.name in compressed_names]
+        # For each compressed tensor of the last call, the relative error and the cosine, as scalars
         self.observations: list[tuple[tf.Tensor, tf.Tensor]] = []
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
@@ -63,11 +61,7 @@ class ReplicaDivergence(Periodic):
         self._variables = variables
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class. Returns no fields.
-
-        Raises:
-          DesyncError: variables differ; raised on every process. The message names the first variable and its copies.
-        """
+        """See base class. Raises `DesyncError` on every process, with the first variable that differs and its copies."""
         variables = self._variables()
         local_copies = self._hashes(variables)
         distinct_hashes = [sorted(set(copies.values())) for copies in local_copies.values()]
@@ -87,16 +81,10 @@ class ReplicaDivergence(Periodic):
 
 
 def compare(step: int, hashes: Copies, names: list[str], group: Group) -> None:
-    """Compares the hashes of all processes, one variable at a time to keep messages small.
+    """Compares hashes before a step, in the order of variables' names, one variable at a time to keep messages small.
 
-    Args:
-      step: step before which they are compared, for the error message.
-      hashes: hashes of this process's copies.
-      names: names of the variables, in the order in which to compare them.
-      group: processes that hold the same variables.
-
-    Raises:
-      DesyncError: two copies of a block differ.
+    `hashes` are those of this process's copies, and `group` holds the same variables. Raises `DesyncError` if two
+    copies of a block differ.
     """
     for number, name in enumerate(names):
         # Variables are matched by number: names contain Keras's counters, which may differ between processes.
@@ -138,12 +126,10 @@ class CompressionErrorMonitor(Periodic):
     def __init__(self, run_view: RunView, period: int, max_error: float):
         """Initializes the inspection; `max_error` is the largest relative error allowed, or 0 for no limit."""
         super().__init__(period)
-        self._steps = run_view.steps
-        self._max_error = max_error
-        self._run_view = run_view
-        self._probe = CompiledProbe(self._steps, self._create_probe)
+        self._run_view, self._steps, self._max_error = run_view, run_view.steps, max_error
+        self._probe = functools.lru_cache(maxsize=1)(self._create_probe)
 
-    def _create_probe(self) -> Callable[[Any, tf.Tensor], Any]:
+    def _create_probe(self, *overrides: tuple[str, str]) -> Callable[[Any, tf.Tensor], Any]:
         reducer = ErrorObserver(self._steps.reducer(), self._steps.specs, self._steps.compressed_names())
         return self._steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observations)
 
@@ -152,7 +138,8 @@ class CompressionErrorMonitor(Periodic):
         compressed_names, strategy = self._steps.compressed_names(), self._steps.strategy
         if not compressed_names:
             return {}
-        _, _, observations = self._probe.get()(self._run_view.batch(step), tf.constant(step, tf.int64))
+        probe = self._probe(*self._steps.overrides.items())
+        _, _, observations = probe(self._run_view.batch(step), tf.constant(step, tf.int64))
         errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observations, strict=True))
         errors, cosines = strategy.peers.broadcast("guard", [errors, cosines], LONG_SECONDS)
         self._limit(step, dict(zip(compressed_names, errors, strict=True)))

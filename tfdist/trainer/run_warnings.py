@@ -22,9 +22,7 @@ ONE_DEVICE = "one device"  # a situation for which `tfdist verify` has a differe
 
 def _one_device_warning(strategy: Strategy) -> str | None:
     # A launcher may start a single process, for example in an elastic job that has lost all others.
-    remedy = next(
-        (declaration.single_device_advice for declaration in DECLARATIONS if declaration.name == strategy.name), ""
-    )
+    remedy = next((d.single_device_advice for d in DECLARATIONS if d.name == strategy.name), "")
     if not remedy or strategy.total_devices > 1 or strategy.cluster.source != Cluster().source:
         return None
     return f"Strategy {strategy.name} has one device here, so nothing is distributed. {remedy}"
@@ -104,16 +102,9 @@ def warn_about_run(
     eval_every: int,
     data_warnings: Sequence[tuple[str, str]],
 ) -> None:
-    """Logs a warning on the chief for each suspicious situation, and `data_warnings`, pairs (text, situation).
+    """Logs a warning on the chief for each suspicious situation of a run from `step` updates to `end`.
 
-    Args:
-      program: the program of the run.
-      data: the data.
-      batches: the batch schedule.
-      step: number of completed updates.
-      end: step at which the run ends.
-      eval_every: see `Schedule`.
-      data_warnings: see `check_examples`.
+    Also logs `data_warnings`, pairs (text, situation); see `check_examples`, and `Schedule` for `eval_every`.
     """
     if not program.strategy.is_chief:
         return

@@ -23,15 +23,10 @@ OBSERVED_STEPS = 10  # number of steps of an observation
 
 
 class Line(NamedTuple):
-    """A replica's time as a function of its rows: seconds = intercept + slope * rows.
+    """A replica's time as a function of its rows: seconds = intercept + slope * rows."""
 
-    Attributes:
-      intercept: seconds of a step without rows, at least 0.
-      slope: seconds per row, more than 0.
-    """
-
-    intercept: float
-    slope: float
+    intercept: float  # seconds of a step without rows, at least 0
+    slope: float  # seconds per row, more than 0
 
     def __call__(self, count: int) -> float:
         return self.intercept + self.slope * count
@@ -39,16 +34,11 @@ class Line(NamedTuple):
 
 @dataclasses.dataclass
 class ObservedAllocation:
-    """An allocation with its observed times.
+    """An allocation with its observed times."""
 
-    Attributes:
-      step: first step of the allocation.
-      counts: rows of each replica.
-      seconds: observations, each with the seconds per step of each replica.
-    """
-
-    step: int
-    counts: list[int]
+    step: int  # first step of the allocation
+    counts: list[int]  # rows of each replica
+    # Observations, each with the seconds per step of each replica
     seconds: list[list[float]] = dataclasses.field(default_factory=list)
 
     def medians(self) -> list[float]:
@@ -62,13 +52,10 @@ class ReplicaSpeeds:
     A replica's line is fitted through the medians of the current allocation and of the earlier one that differs most in the
     replica's rows. With a single number of rows, its time is assumed to be proportional to its rows. All methods are
     deterministic, so equal observations give equal proposals.
-
-    Attributes:
-      allocations: the latest allocations, in order; the last one is current, or begins soon.
     """
 
     def __init__(self, allocations: list[ObservedAllocation]):
-        self.allocations = allocations
+        self.allocations = allocations  # the latest ones, in order; the last one is current, or begins soon
 
     @classmethod
     def initial(cls, step: int, batch_size: int, replicas: int) -> Self:
@@ -166,13 +153,9 @@ def _line(current_point: tuple[int, float], earlier_points: Sequence[tuple[int, 
 
 
 def fastest_allocation(batch_size: int, lines: Sequence[Line]) -> list[int]:
-    """Returns the rows of each replica, at least 1, that minimize the time of the slowest.
+    """Returns the rows of each replica, at least 1, that minimize the time of the slowest, given the line of each.
 
     Each row goes to the replica that would complete it first, which is optimal because times increase with rows.
-
-    Args:
-      batch_size: rows of a batch, at least one for each replica.
-      lines: line of each replica.
     """
     counts = [1] * len(lines)
     end_times = [(line(2), i) for i, line in enumerate(lines)]
@@ -185,42 +168,27 @@ def fastest_allocation(batch_size: int, lines: Sequence[Line]) -> list[int]:
 
 
 class TrainState:
-    """The step, the position in the data, running metrics and callbacks' state; a `FitLoop` owns it during a run.
-
-    Attributes:
-      step: number of completed updates.
-      progress: running metrics since the last record and in the current epoch.
-      callbacks: state of the Keras callbacks.
-      best_tracker: tracker of the best value of a metric; None if the last run had none.
-      initial_best: the best value at the start of the next run.
-      speeds: measured speeds of the replicas, and the allocations of rows; None unless they are measured.
-      resumed_from: path of the checkpoint from which the state was restored; "" for none.
-      examples_read: number of examples that earlier runs of this process used, since the last resume.
-    """
+    """The step, the position in the data, running metrics and callbacks' state; a `FitLoop` owns it during a run."""
 
     def __init__(self, is_chief: bool) -> None:
         """Initializes the state of step 0; only the chief saves the callbacks' state."""
-        self.step = 0
-        self.progress = Progress()
+        self.step = 0  # number of completed updates
+        self.progress = Progress()  # running metrics since the last record and in the current epoch
         self.callbacks = CallbackStates(is_chief)
-        self.best_tracker: BestTracker | None = None
-        self.resumed_from = ""
-        self.initial_best: BestValue | None = None
-        self.speeds: ReplicaSpeeds | None = None
+        self.best_tracker: BestTracker | None = None  # None if the last run had no metric to track
+        self.resumed_from = ""  # path of the checkpoint from which the state was restored; "" for none
+        self.initial_best: BestValue | None = None  # the best value at the start of the next run
+        self.speeds: ReplicaSpeeds | None = None  # with the allocations of rows; None unless they are measured
         self._begun_at: int | None = None  # initial step of an unfinished run
         self._batches: BatchSchedule | None = None  # schedule of an unfinished run
         self._position: StreamPosition | None = None  # position at the end of the last run
         self._size: int | None = None  # number of examples of the last run
-        self.examples_read = 0
+        self.examples_read = 0  # number of examples that earlier runs of this process used, since the last resume
 
     def batch_schedule(self, size: int, batch_size: int, parts: int, elastic_batch: str) -> BatchSchedule:
         """Returns the schedule with which training continues, without changing the state.
 
-        Args:
-          size: number of examples per epoch.
-          batch_size: global batch size.
-          parts: number of parts into which a batch is split.
-          elastic_batch: see `Schedule`.
+        An epoch has `size` examples, and a global batch is split into `parts`; see `Schedule` for `elastic_batch`.
         """
         begun_at = self.step if self._begun_at is None else self._begun_at
         position = self._position or StreamPosition(batch_size)

@@ -37,23 +37,13 @@ from tfdist.reporting import Reporter
 from tfdist.reporting.display import terminal_or_plain
 from tfdist.reporting.plain_reporter import PlainReporter
 from tfdist.row_semantics.explanation import listener
+from tfdist.step import validation
 from tfdist.step.compression import Compression
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.inference import Predictor, concatenate_rows
 from tfdist.step.row_dependence import log_no_effect
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
-from tfdist.step.validation import (
-    check_created_in_scope,
-    check_not_wrapped,
-    check_optimizer,
-    check_own_gradients,
-    check_same_data,
-    check_unchanged,
-    default_loss_scale,
-    synchronized_layers,
-    unwrap_loss_scale,
-)
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 from tfdist.synchronization.federated import check_loss_scale, divide_among_clients
 from tfdist.trainer.balancing import make_balancing, validate_balance
@@ -73,7 +63,7 @@ from tfdist.trainer.fit_arguments import (
 )
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.options import Checks, FitOptions, Reporting, Schedule
-from tfdist.trainer.program import Program, loss_scale
+from tfdist.trainer.program import Program
 from tfdist.trainer.records import History
 from tfdist.trainer.train_state import TrainState
 
@@ -94,7 +84,7 @@ def takes_one_hot(model: keras.Model) -> bool | None:
 def save_model(model: keras.Model, path: AnyPath) -> None:
     """Writes a model that Keras can load, atomically; see `Trainer.save`."""
     with storage_of(path).staged(path_of(path)) as local_path, keras_internals.weights_in_file():
-        if synchronized_layers(model):
+        if validation.synchronized_layers(model):
             model = with_batch_norm(model, "local")  # compiled with an equal optimizer
         if "tfdist" in str(keras.saving.serialize_keras_object(getattr(model, "optimizer", None))):
             with keras_internals.patched((model, "compiled", False)):  # to be loaded without its optimizer
@@ -125,10 +115,9 @@ def _show_progress(batches: Iterator[Any], count: int, verbose: int) -> Iterator
 
 @contextlib.contextmanager
 def reporting_context(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterator[Reporting]:
-    """Returns a context with the reporter that `verbose` selects (see `Trainer.fit`), unless `reporting` has one.
+    """Context with the reporter that `verbose` selects (see `Trainer.fit`), unless `reporting` has one.
 
-    Raises:
-      InputError: `verbose` is invalid.
+    Raises `InputError` if `verbose` is invalid.
     """
     check_verbose(verbose)
     if not verbose or not is_chief or listener() or type(reporting.reporter) is not Reporter:
@@ -143,7 +132,7 @@ def reporting_context(reporting: Reporting, verbose: int | str, is_chief: bool) 
     reporter.close("")
 
 
-def run_snapshot(program: Program, state: TrainState, batches: BatchSchedule, copied: bool = True) -> RunSnapshot:
+def run_snapshot(program: Program, state: TrainState, batches: BatchSchedule, copied: bool) -> RunSnapshot:
     """Returns the current state for a checkpoint; every process must call it.
 
     Without `copied`, training must wait until the checkpoint is written.
@@ -247,12 +236,12 @@ class Trainer:
             shard="optimizer" if self.strategy.optimizer_shards.parts > 1 else "none",
         )
         self._balance = validate_balance(balance, self.strategy)
-        check_created_in_scope(self.strategy, "model", model.variables)
+        validation.check_created_in_scope(self.strategy, "model", model.variables)
         if isinstance(optimizer, keras.Optimizer):
-            check_created_in_scope(self.strategy, "optimizer", optimizer.variables)
-        optimizer, optimizer_scale = unwrap_loss_scale(keras.optimizers.get(optimizer))
-        check_not_wrapped(optimizer)
-        check_optimizer(optimizer, clip or Clip())
+            validation.check_created_in_scope(self.strategy, "optimizer", optimizer.variables)
+        optimizer, optimizer_scale = validation.unwrap_loss_scale(keras.optimizers.get(optimizer))
+        validation.check_not_wrapped(optimizer)
+        validation.check_optimizer(optimizer, clip or Clip())
         average_weights(optimizer, ema)
         model.compile(
             optimizer=optimizer,
@@ -264,8 +253,8 @@ class Trainer:
             auto_scale_loss=False,
         )
         if not self.strategy.trains_whole_model:
-            check_own_gradients(optimizer)
-        loss_scale = loss_scale or optimizer_scale or default_loss_scale(full_model(model))
+            validation.check_own_gradients(optimizer)
+        loss_scale = loss_scale or optimizer_scale or validation.default_loss_scale(full_model(model))
         self._settings = settings = Settings(
             batch_size=0,
             seed=seed,
@@ -395,9 +384,9 @@ class Trainer:
             check_targets(self._has_loss, examples.element_spec, label)
         batches = self.batch_schedule(size, batch_size=arguments.batch_size, elastic_batch=schedule.elastic_batch)
         if self._program:
-            check_unchanged(self.model, self._program.trainable_ids, self._optimizer)
+            validation.check_unchanged(self.model, self._program.trainable_ids, self._optimizer)
         for examples, label in labelled_data:
-            check_same_data(self.strategy, examples, label)
+            validation.check_same_data(self.strategy, examples, label)
         with reporting_context(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
             options = FitOptions(schedule, checks or Checks(), reporting, checkpoints)
             return self._fit(self.build(data.train), arguments, batches, callbacks, options)
@@ -412,11 +401,9 @@ class Trainer:
     ) -> History:
         check_callback_weights(callbacks, program)
         strategy, state, checkpoints = self.strategy, self.train_state, options.checkpoints
-        train = divide_among_clients(
-            self._settings.sync, arguments.data.train, arguments.batch_size, self._settings.seed
-        )
+        sync, seed = self._settings.sync, self._settings.seed
+        train = divide_among_clients(sync, arguments.data.train, arguments.batch_size, seed)
         data = dataclasses.replace(arguments.data, train=train)
-        copied = checkpoints is None or checkpoints.in_background
         balance = self._balance
         if balance.kind == MEASURED and program.metrics.division == "whole":
             log_no_effect(f"--balance={balance}", program.model, program.dependence.reasons[0], strategy)
@@ -427,32 +414,18 @@ class Trainer:
         if checkpoints and best:
             state.best_tracker = BestTracker(checkpoints.directory, *best_metric, state.initial_best)
 
+        def take_snapshot() -> RunSnapshot:
+            return run_snapshot(program, state, batches, checkpoints is None or checkpoints.in_background)
+
         def synchronize() -> None:
             options.reporting.ledger.sync()
             options.reporting.reporter.sync()
 
-        with (
-            options.checks.watchdog(strategy.group) as watchdog,
-            open_saver(
-                checkpoints,
-                strategy,
-                state.step,
-                lambda: run_snapshot(program, state, batches, copied),
-                synchronize,
-                state.best_tracker,
-            ) as saver,
-        ):
-            loop = FitLoop(
-                program,
-                state,
-                arguments._replace(data=data),
-                batches,
-                callbacks=callbacks,
-                options=options,
-                saver=saver,
-                balancing=make_balancing(balance, strategy, state, batches.position.batch_size),
-                watchdog=watchdog,
-            )
+        opened_saver = open_saver(checkpoints, strategy, state.step, take_snapshot, synchronize, state.best_tracker)
+        with options.checks.watchdog(strategy.group) as watchdog, opened_saver as saver:
+            balancing = make_balancing(balance, strategy, state, batches.position.batch_size)
+            arguments = arguments._replace(data=data)
+            loop = FitLoop(program, state, arguments, batches, callbacks, options, saver, balancing, watchdog)
             try:
                 return loop.run()
             finally:
@@ -497,19 +470,18 @@ class Trainer:
         callbacks = callbacks_of_process(validate_callbacks(callbacks), self.strategy)
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
         check_targets(self._has_loss, examples.element_spec, "data to evaluate")
-        check_same_data(self.strategy, examples, "data to evaluate")
+        validation.check_same_data(self.strategy, examples, "data to evaluate")
         count = -(-examples.size // batch_size)
         bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
         program = self.build(examples)
         check_evaluation(self.strategy, self.model, program.element_spec, examples.element_spec)
         if not (self._is_evaluation_checked or program.steps.has_loop):  # `fit` has checked its examples
-            check_standalone_evaluation(self.strategy, self.model, program.dependence)
+            check_standalone_evaluation(self.strategy, program.dependence)
             self._is_evaluation_checked = True
         check_callback_weights(callbacks, program)
         callback_list = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
-        results = run_evaluation(
-            callback_list, count, functools.partial(program.evaluate, examples, batch_size, self.step)
-        )
+        evaluate = functools.partial(program.evaluate, examples, batch_size, self.step)
+        results = run_evaluation(callback_list, count, evaluate)
         bar.update(count, results.items())
         return results
 
@@ -538,7 +510,7 @@ class Trainer:
         batch_size, steps = validate_count("batch_size", batch_size), validate_count("steps", steps)
         verbose = _parse_verbosity(verbose)
         examples = input_examples(x, steps, batch_size or BATCH_SIZE)
-        check_same_data(self.strategy, examples, "data to predict for")
+        validation.check_same_data(self.strategy, examples, "data to predict for")
         rows = batch_size or examples.batch_size or BATCH_SIZE
         limit = min(examples.size, (steps or examples.size) * (examples.batch_size or rows))
         if self._predictor is None:
@@ -549,19 +521,18 @@ class Trainer:
         weights_context = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
         count, chief_verbosity = -(-limit // rows), verbose if self.strategy.is_chief else 0
         predictor = self._predictor
+
+        def predict() -> Any:
+            return concatenate_rows(_show_progress(predictor.predict(examples, rows, limit), count, chief_verbosity))
+
         with weights_context, explain_reading_errors(examples):
-            return self.strategy.with_all_replicas(
-                lambda: concatenate_rows(
-                    _show_progress(predictor.predict(examples, rows, limit), count, chief_verbosity)
-                )
-            )
+            return self.strategy.with_all_replicas(predict)
 
     def _build_model(self, examples: Examples) -> None:
         if not self.model.built:
-            x = keras.tree.map_structure(
-                lambda spec: keras.KerasTensor([None, *spec.shape], spec.dtype.name), examples.element_spec[0]
-            )
-            with self.strategy.scope(), explain_mismatch(examples.element_spec[:1]):
+            specs = examples.element_spec[:1]
+            x = keras.tree.map_structure(lambda s: keras.KerasTensor([None, *s.shape], s.dtype.name), specs[0])
+            with self.strategy.scope(), explain_mismatch(specs):
                 self.model(x, training=False)
         self.strategy.synchronize(self.model.variables)
 
@@ -652,7 +623,7 @@ class Trainer:
     @property
     def loss_scale(self) -> float | None:
         """The current factor of the loss; None without loss scaling."""
-        return loss_scale(self._settings, self._store)
+        return self._store.loss_scale
 
     @property
     def state(self) -> dict[str, StateArray]:

@@ -1,6 +1,8 @@
+"""The records of a run, and the detection of a slow rank."""
+
 import pytest
 
-from tfdist.trainer.records import SlowRank
+from tfdist.trainer.records import History, SlowRank
 
 
 def found(records, every=20, step_seconds=0.1):
@@ -49,3 +51,13 @@ def test_few_records_are_not_enough():
 def test_a_rank_that_is_slow_for_less_than_ten_seconds_is_not_reported():
     assert not any(found([[0.004, 0.008]] * 50, step_seconds=0.01))  # 9.8 s
     assert any(found([[0.004, 0.008]] * 52, step_seconds=0.01))
+
+
+def test_the_last_record_of_a_kind():
+    history = History()
+    with pytest.raises(KeyError, match="No record of kind 'train'"):
+        history.last("train")
+    history.records += [{"kind": "train", "step": 1}, {"kind": "train", "step": 2}, {"kind": "eval", "step": 1}]
+    assert history.last("train")["step"] == 2
+    with pytest.raises(KeyError, match=r"Received kinds: \['eval', 'train'\]"):
+        history.last("nope")
