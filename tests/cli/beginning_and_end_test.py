@@ -20,7 +20,6 @@ from tfdist.errors import InputError, NotFiniteError, Preempted
 from tfdist.reporting import RunDirectory
 from tfdist.trainer.options import Reporting
 
-
 RANK_0_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
 
 
