@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.array_batches import ArrayBatches
 from tests.conformance.conformance_test import assert_equal, outcomes
 from tests.selection import quick
 from tfdist import testing
@@ -70,27 +71,12 @@ RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.standard_normal((70, 4, 4, 1)), RANDOM.standard_normal((70, 1))
 
 
-class Batches(keras.utils.PyDataset):
-    """Batches of other sizes than those of training, which epochs shuffle."""
-
-    def __len__(self):
-        return 7
-
-    def __getitem__(self, index):
-        return X[10 * index : 10 * index + 10], Y[10 * index : 10 * index + 10]
-
-
-def generator():
-    while True:
-        yield from (Batches()[index] for index in range(7))
-
-
 SOURCES = {
     "arrays": lambda: tfdist.data.ArraySource((X, Y)),
     "augmented": lambda: augmented(tfdist.data.ArraySource((X, Y)), "flip|crop(padding=1)"),
     "stream": lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
-    "PyDataset": Batches,
-    "generator": generator,
+    "PyDataset": lambda: ArrayBatches((X, Y), 10),
+    "generator": lambda: ArrayBatches((X, Y), 10).repeated(),
 }
 
 

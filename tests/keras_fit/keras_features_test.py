@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.array_batches import ArrayBatches
 from tests.keras_fit.comparing import Compare, both, differences
 from tests.selection import quick
 from tfdist import keras_fit
@@ -46,16 +47,8 @@ def by_an_endless_data_set(model: keras.Model) -> Any:
     return model.fit(data, epochs=3, steps_per_epoch=3, verbose=0, validation_data=held_out, validation_steps=2).history
 
 
-class Pieces(keras.utils.PyDataset):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, i: int) -> Any:
-        return X[6 * i : 6 * i + 6], Y[6 * i : 6 * i + 6]
-
-
 def by_a_py_dataset(model: keras.Model) -> Any:
-    return model.fit(Pieces(), epochs=2, verbose=0, shuffle=False).history
+    return model.fit(ArrayBatches((X, Y), 6), epochs=2, verbose=0, shuffle=False).history
 
 
 def in_two_fits(model: keras.Model) -> Any:

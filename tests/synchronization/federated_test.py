@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests.array_batches import ArrayBatches
 from tests.selection import quick
 from tests.synchronization.linear_regression import RATE, assert_close, momentum_of, trainer_of
 from tfdist.config.sync import parse_sync
@@ -202,16 +203,6 @@ def test_the_ledger_has_the_examples_of_each_round(mirrored3):
     assert ledger.written == wanted
 
 
-class Batches(keras.utils.PyDataset):
-    """Batches in an order of their own."""
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        return X[10 * index : 10 * index + 10], Y[10 * index : 10 * index + 10]
-
-
 @pytest.mark.parametrize(
     ("sync", "data", "arguments", "message"),
     [
@@ -226,7 +217,7 @@ class Batches(keras.utils.PyDataset):
         ("fedavg(clients=5)", (X, Y), {"steps_per_epoch": 30}, "steps_per_epoch"),
         ("fedavg(clients=5)", (X, Y), {"schedule": tfdist.Schedule(elastic_batch="replica")}, "elastic_batch"),
         ("fedavg(clients=60, fraction=0.01)", (X, Y), {}, "at least the number of replicas"),
-        ("fedavg(clients=5)", (Batches(), None), {}, "random access"),
+        ("fedavg(clients=5)", (ArrayBatches((X, Y), 10), None), {}, "random access"),
         ("fedavg(clients=5)", (X, Y), {"balance": "measured"}, "balance=measured"),
         ("fedavg", (X, Y), {"accumulate_steps": 2}, "accumulate_steps"),
         ("fedavg", (X, Y), {"ema": 0.9}, "ema"),

@@ -8,27 +8,14 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.array_batches import ArrayBatches
 from tfdist.errors import InputError, NotFiniteError
 
 RANDOM = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("float64")
 X, Y = RANDOM.standard_normal((70, 4)), RANDOM.standard_normal((70, 1))
 BATCHES = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
-
-
-class Batches(keras.utils.PyDataset):
-    """Seven batches of ten rows."""
-
-    def __len__(self):
-        return 7
-
-    def __getitem__(self, index):
-        return X[10 * index : 10 * index + 10], Y[10 * index : 10 * index + 10]
-
-
-def generator():
-    while True:
-        yield from ((X[first : first + 10], Y[first : first + 10]) for first in range(0, 70, 10))
+ARRAY_BATCHES = ArrayBatches((X, Y), 10)
 
 
 def build():
@@ -57,8 +44,8 @@ FITS = {
     "batches": lambda: {"x": BATCHES},
     "endless": lambda: {"x": BATCHES.repeat(), "steps_per_epoch": 5},
     "fewer steps": lambda: {"x": BATCHES.repeat(2), "steps_per_epoch": 4, "initial_epoch": 1},
-    "PyDataset": lambda: {"x": Batches(), "shuffle": False},
-    "generator": lambda: {"x": generator(), "steps_per_epoch": 7},
+    "PyDataset": lambda: {"x": ARRAY_BATCHES, "shuffle": False},
+    "generator": lambda: {"x": ARRAY_BATCHES.repeated(), "steps_per_epoch": 7},
     "validation": lambda: {"x": BATCHES, "validation_data": BATCHES, "validation_steps": 2, "validation_freq": 2},
     "listed": lambda: {"x": BATCHES, "validation_data": (X, Y), "validation_batch_size": 9, "validation_freq": [1, 3]},
     "split": lambda: {"x": X, "y": Y, "validation_split": 0.2, "batch_size": 8, "shuffle": False},
@@ -247,7 +234,7 @@ def test_a_metric_may_return_a_dict(mirrored2):
 def test_evaluate_takes_data_in_the_same_forms(single):
     trainer = trainer_of(single)
     whole = trainer.evaluate(X, Y)
-    for data in ((X, Y), BATCHES, Batches()):
+    for data in ((X, Y), BATCHES, ARRAY_BATCHES):
         assert trainer.evaluate(data) == pytest.approx(whole, rel=1e-12)
     assert trainer.evaluate(BATCHES.repeat(), steps=7) == pytest.approx(whole, rel=1e-12)
     assert trainer.evaluate(X, Y, 10, steps=2) == pytest.approx(trainer.evaluate(X[:20], Y[:20]), rel=1e-12)
@@ -310,9 +297,9 @@ def test_a_generator_goes_on_where_the_last_fit_ended(single):
     plain = build()
     plain.compile(**compiled())
     plain.fit(BATCHES, epochs=3, verbose=0, shuffle=False)
-    trainer, batches = trainer_of(single), generator()
+    trainer, batches = trainer_of(single), ARRAY_BATCHES.repeated()
     trainer.fit(batches, steps_per_epoch=7, verbose=0)
-    trainer.fit(generator(), steps_per_epoch=7, verbose=0)
+    trainer.fit(ARRAY_BATCHES.repeated(), steps_per_epoch=7, verbose=0)
     finite = ((X[first : first + 10], Y[first : first + 10]) for first in range(0, 70, 10))
     trainer.fit(finite, steps_per_epoch=7, verbose=0)
     for ours, theirs in zip(trainer.model.get_weights(), plain.get_weights(), strict=True):
@@ -336,11 +323,11 @@ def test_data_of_another_size_begins_with_an_epoch_of_its_own(single):
     assert trainer.step == 7 + 7
 
 
-class Shuffling(Batches):
+class Shuffling(ArrayBatches):
     """Shuffles its batches at the end of each epoch."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__((X, Y), 10)
         self.order = np.arange(7)
         self.random = np.random.default_rng(0)
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.array_batches import ArrayBatches
 from tests.workers import prediction, running
 from tfdist.errors import InputError
 
@@ -81,24 +82,11 @@ def test_forms_of_data(mirrored2):
         np.testing.assert_array_equal(trainer.predict(form, batch_size=3, verbose=0, steps=2), wanted[:6])
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return X32[5 * index : 5 * index + 5], Y[5 * index : 5 * index + 5]
-
-
-class Inputs(Batches):
-    def __getitem__(self, index):
-        return super().__getitem__(index)[0]
-
-
 def test_data_that_comes_in_batches(mirrored2):
     trainer = make_trainer(mirrored2)
     wanted = trainer.predict(X32, verbose=0)
     dataset = tf.data.Dataset.from_tensor_slices
-    for form in (dataset(X32).batch(5), dataset((X32, Y)).batch(5), Batches(), Inputs()):
+    for form in (dataset(X32).batch(5), dataset((X32, Y)).batch(5), ArrayBatches((X32, Y), 5), ArrayBatches(X32, 5)):
         np.testing.assert_array_equal(trainer.predict(form, verbose=0), wanted)
         np.testing.assert_array_equal(trainer.predict(form, verbose=0, steps=2), wanted[:10])
     forever = dataset(X32[:5]).batch(5).repeat()

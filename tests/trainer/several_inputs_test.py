@@ -5,28 +5,14 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests.array_batches import ArrayBatches
 
 RANDOM = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("float64")
 X = [RANDOM.standard_normal((40, size)) for size in (3, 2)]
 Y = [RANDOM.standard_normal((40, size)) for size in (1, 2)]
+BATCHES = ArrayBatches((X, Y), 10)
 WEIGHTS = [RANDOM.random(40), RANDOM.random(40)]
-
-
-class Batches(keras.utils.PyDataset):
-    """Four batches of lists."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        rows = slice(10 * index, 10 * index + 10)
-        return [x[rows] for x in X], [y[rows] for y in Y]
-
-
-def generator():
-    while True:
-        yield from map(Batches().__getitem__, range(4))
 
 
 def build():
@@ -71,11 +57,11 @@ def test_lists_are_those_of_keras(mirrored2, fit):
 def test_batches_evaluations_and_predictions_have_lists(single):
     trainer = trainer_of(single)
     wanted = trainer.evaluate(tuple(X), tuple(Y))
-    trainer_evaluations = [trainer.evaluate(X, Y), trainer.evaluate((X, Y)), trainer.evaluate(Batches())]
+    trainer_evaluations = [trainer.evaluate(X, Y), trainer.evaluate((X, Y)), trainer.evaluate(BATCHES)]
     assert trainer_evaluations == [pytest.approx(wanted, rel=1e-12)] * 3
     assert [output.shape for output in trainer.predict(X, verbose=0)] == [(40, 1), (40, 2)]
-    of_batches = trainer.fit(Batches(), shuffle=False, verbose=0).history
-    assert trainer_of(single).fit(generator(), steps_per_epoch=4, verbose=0).history == of_batches
+    of_batches = trainer.fit(BATCHES, shuffle=False, verbose=0).history
+    assert trainer_of(single).fit(BATCHES.repeated(), steps_per_epoch=4, verbose=0).history == of_batches
 
 
 class Distance(keras.layers.Layer):
