@@ -118,7 +118,6 @@ class _ModelSteps:
     """A model's `train_step` or `test_step` on each replica's rows, on all rows, or partitioned, and the loops around it."""
 
     _name: str  # of the model's method
-    _make_apply: Callable[..., Apply | None]  # returns the replacement of an optimizer's `apply`, if there is one
     needs_all_rows = False  # whether replicas compute the values of whole batches
 
     def __init__(
@@ -203,6 +202,15 @@ class _ModelSteps:
 
     def _read_logs(self) -> dict[str, np.ndarray]:
         return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._logs.items()}
+
+    def _make_apply(
+        self, weights: Mapping[ReduceOp, tf.Tensor], collectives: Collectives, totals: Sequence[tf.Tensor] | None = None
+    ) -> Apply | None:
+        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` are given.
+
+        None if the step applies no gradients.
+        """
+        return None
 
     def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
         """Runs the step with number `number`, scalar int64. A replica function."""
@@ -315,7 +323,7 @@ class CustomSteps(_ModelSteps):
         collectives: Collectives,
         totals: Sequence[tf.Tensor] | None = None,
     ) -> Apply:
-        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` are given."""
+        """See base class."""
         counter = itertools.count()
 
         def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
@@ -387,9 +395,6 @@ class EvaluationSteps(_ModelSteps):
         self.outputs = outputs
         self._set_reduce_ops(reduce_ops)
         self._number = 0  # number of the next batch, for the seeds of random layers
-
-    def _make_apply(self, *_: Any) -> None:
-        """See base class."""
 
     def run(self, batches: Any, max_steps: int) -> StepsResult:
         """Evaluates up to `max_steps` batches of a `BatchReader`, or one `ReplicaRows`."""
