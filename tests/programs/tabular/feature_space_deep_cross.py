@@ -52,7 +52,7 @@ feature_space = FeatureSpace(
         "income": FeatureSpace.float_normalized(),
         "hours": FeatureSpace.float_rescaled(scale=0.5),
     },
-    crosses_hosts=[FeatureSpace.cross(feature_names=("device", "city"), crossing_dim=16)],
+    crosses=[FeatureSpace.cross(feature_names=("device", "city"), crossing_dim=16)],
     output_mode="concat",
 )
 feature_space.adapt(train_ds.map(lambda x, _: x))
