@@ -17,7 +17,7 @@ def test_axes_keep_their_order():
 @pytest.mark.parametrize(
     ("text", "received"),
     [
-        (";", "no axis in ';'"),
+        (";", "an empty list in ';'"),
         ("data:2;unsharded:2", "'unsharded:2' in"),
         ("data:256;model:512", "131072 in"),
     ],

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfdist.config.conflicts import EFFECTS, Job, effect_warnings
+from tfdist.config.conflicts import EFFECTS, JobProperties, effect_warnings
 from tfdist.config.job_config import RunConfig
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.strategy_registry import strategy_declaration
@@ -127,7 +127,7 @@ def test_what_is_not_exact_by_design_may_have_a_tolerance(lossy):
     assert VerifyConfig(**lossy, tolerance=0.1).tolerance == 0.1
 
 
-ONE, TWO = Job(replicas=1), Job(replicas=2)
+ONE, TWO = JobProperties(replicas=1), JobProperties(replicas=2)
 LOCAL = {"sync": "local_sgd", "compression": "fp16"}
 PIPELINE = {"strategy": "pipeline"}
 # By name of the flag: what is given, the job without an effect, and what gives it one.
