@@ -63,7 +63,7 @@ def test_errors_of_a_trial_are_errors_of_the_search():
 
 @pytest.mark.full
 def test_a_function_must_return_its_speed():
-    with pytest.raises(InputError, match="must return the examples per second. Received: None in rank 0"):
+    with pytest.raises(InputError, match="must return the examples per second. Received: None on rank 0"):
         tfdist.find_batch_size(say_nothing, 1, max=4)
 
 
