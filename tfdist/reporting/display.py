@@ -31,7 +31,7 @@ from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.schema import EVAL, number
 from tfdist.reporting.tensorboard import TensorBoardReporter
 
-_MIN_BAR = 6
+_MIN_BAR_COLUMNS = 6
 _SPEED_SECONDS = 30.0  # over which the speed is measured
 # Contents of a line, in order of preference: its fields, whether they are long, and whether there is a bar.
 _LEVELS = (
@@ -56,8 +56,8 @@ class Line(NamedTuple):
     """A line of a progress bar."""
 
     left: str  # text before the bar
-    filled: int  # columns of the bar
-    empty: int  # columns of the bar; there is no bar if both are 0
+    filled: int  # filled columns of the bar
+    empty: int  # empty columns of the bar; there is no bar if both are 0
     right: str  # text after the bar
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class BarText:
             line = Line(left, 0, 0, right)
             return line if len(str(line)) <= width else None
         room = width - len(left) - len(right) - sum(1 for text in (left, right) if text)
-        if room < _MIN_BAR:
+        if room < _MIN_BAR_COLUMNS:
             return None
         filled = room * self._step // max(self._plan.total_steps, 1)
         return Line(left, min(filled, room), max(room - filled, 0), right)

@@ -12,7 +12,7 @@ from tfdist.errors import byte_size
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, main_metrics, number
 
-_MIN_RATIO, _MIN_WAIT = 1.25, 0.1  # of workers that are shown
+_MIN_SPEED_RATIO, _MIN_WAIT_FRACTION = 1.25, 0.1  # from which a worker is shown
 _WIDTH = 76  # of 80, because a launcher adds the rank
 
 
@@ -102,7 +102,7 @@ def communication(record: Mapping[str, Json]) -> Iterator[str]:
 
 
 def workers(record: Mapping[str, Json], is_long: bool = True) -> Iterator[str]:
-    """Yields the staleness, the slowest worker, and the one that waits longest, unless all are about as fast, or wait little.
+    """Yields the staleness, the slowest worker if speeds differ much, and the worker that waits longest if it waits much.
 
     For example, `staleness 1.92`, `rank 1 5.1 of 20.4 updates/s` (only if long) and `rank 0 waits 31% for workers`.
     """
@@ -111,15 +111,15 @@ def workers(record: Mapping[str, Json], is_long: bool = True) -> Iterator[str]:
         return
     if (staleness := number(record.get("staleness"))) is not None:
         yield f"staleness {staleness:.2f}"
-    if is_long and max(rates) > _MIN_RATIO * min(rates):
+    if is_long and max(rates) > _MIN_SPEED_RATIO * min(rates):
         yield f"rank {rates.index(min(rates))} {min(rates):.1f} of {sum(rates):.1f} updates/s"
-    shares = []
+    wait_fractions = []
     for rank, worker in enumerate(record["workers"]):
         total = worker["compute_seconds"] + sum(worker["wait_seconds"].values())
-        shares += [(seconds / total, cause, rank) for cause, seconds in worker["wait_seconds"].items() if total]
-    if shares and max(shares)[0] > _MIN_WAIT:
-        share, cause, rank = max(shares)
-        yield f"rank {rank} waits {100 * share:.0f}%{f' for {cause}' if is_long else ''}"
+        wait_fractions += [(seconds / total, cause, rank) for cause, seconds in worker["wait_seconds"].items() if total]
+    if wait_fractions and max(wait_fractions)[0] > _MIN_WAIT_FRACTION:
+        fraction, cause, rank = max(wait_fractions)
+        yield f"rank {rank} waits {100 * fraction:.0f}%{f' for {cause}' if is_long else ''}"
 
 
 def loss_and_metrics(record: Mapping[str, Json], max_metrics: int | None = None) -> Iterator[str]:
@@ -132,12 +132,12 @@ def loss_and_metrics(record: Mapping[str, Json], max_metrics: int | None = None)
 
 def format_number(value: float) -> str:
     """Formats a number with about four significant digits: `0.3100`, `12.50`, `5100`, `2.1e-05`, `nan`."""
-    size = abs(value)
-    if not math.isfinite(value) or size >= 1e7 or 0 < size < 1e-3:
+    magnitude = abs(value)
+    if not math.isfinite(value) or magnitude >= 1e7 or 0 < magnitude < 1e-3:
         return f"{value:.3g}"
-    if size >= 1000:
+    if magnitude >= 1000:
         return f"{value:.0f}"
-    return f"{value:.4f}" if size < 10 else f"{value:.2f}"
+    return f"{value:.4f}" if magnitude < 10 else f"{value:.2f}"
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:

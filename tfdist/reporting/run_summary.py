@@ -51,14 +51,14 @@ class RunSummary:
 
     name: str  # path of the run's directory, relative to the directory that the user gave
     directory: RunDirectory
-    flags: Mapping[str, str]  # flags of the last start, as text by name
+    flags: Mapping[str, str]  # flags of the last attempt, as text by name
     versions: Mapping[str, str]  # of packages, by name
     strategy: str  # empty if unknown
     replicas: int | None  # None if unknown
     servers: int  # number of parameter servers
-    start_time: float  # of the first start, in seconds since 1970 (UTC)
-    starts: int  # number of starts
-    seconds: float | None  # wall time of all starts; None if unknown
+    start_time: float  # of the first attempt, in seconds since 1970 (UTC)
+    starts: int  # number of attempts
+    seconds: float | None  # wall time of all attempts; None if unknown
     steps: int  # number of updates, according to the records
     total_steps: int | None  # step at which the run ends, according to its flags; None if unknown
     status: str  # finished, running, killed, or another outcome: interrupted, preempted, failed, loss not finite, ...
@@ -115,7 +115,7 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
     if not starts:
         raise InputError("its starts.jsonl is empty")
     last, records = starts[-1], directory.all_records()
-    outcome = directory.outcome_facts
+    outcome = directory.outcome_record
     flags = flag_values(last.get("flags", []))
     steps, total = max([last["step"], *(record["step"] for record in records)]), _total_steps(flags, last)
     try:
@@ -143,7 +143,7 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
 def _status(directory: RunDirectory, outcome: str) -> str:
     if _is_locked(directory):
         return RUNNING
-    if outcome == "done" or directory.end_facts:
+    if outcome == "done" or directory.end_record:
         return FINISHED
     return outcome or KILLED
 
@@ -195,7 +195,7 @@ def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
     return {
         "run": lambda run: run.name,
         "started": lambda run: format_time(run.start_time),
-        "strategy": _place,
+        "strategy": _strategy_text,
         "model": lambda run: run.flags.get("model", UNKNOWN),
         "data set": lambda run: run.flags.get("dataset", UNKNOWN),
         "steps": lambda run: f"{run.steps}{'' if run.total_steps is None else f'/{run.total_steps}'}",
@@ -205,7 +205,7 @@ def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
     }
 
 
-def _place(run: RunSummary) -> str:
+def _strategy_text(run: RunSummary) -> str:
     replicas = "" if run.replicas is None else f" x{run.replicas}"
     servers = f", {count_of(run.servers, 'server')}" if run.servers else ""
     return f"{run.strategy or UNKNOWN}{replicas}{servers}"
@@ -234,7 +234,7 @@ def table(runs: Sequence[RunSummary], metric: str, width: int | None = None) -> 
         if title in cells and _width(cells) > width:
             omitted_titles.append(title)
             del cells[title]
-    note = f"Left out in {width} columns: {', '.join(omitted_titles)}. A wider terminal, a pipe or --json shows all."
+    note = f"Omitted in {width} columns: {', '.join(omitted_titles)}. A wider terminal, a pipe or --json shows all."
     return [*_lines(cells), *(textwrap.wrap(note, width) if omitted_titles else [])]
 
 
@@ -379,7 +379,7 @@ def set_integer_ticks(axes: "Axes") -> None:
 
 
 def set_log_scale(axes: "Axes", values: Sequence[float], label: str) -> None:
-    """Makes the vertical axis logarithmic if the finite `values` on it span decades."""
+    """Makes the vertical axis logarithmic if the finite `values` on it span two decades."""
     if values and min(values) > 0 and max(values) / min(values) > _LOG_SCALE_RATIO:
         axes.set_yscale("log")
         axes.set_ylabel(f"{label} (logarithmic)")
@@ -404,7 +404,7 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
 
 
 def _style(index: int) -> dict[str, Any]:
-    """Returns the color and line style of a run by its index; the first 36 are different."""
+    """Returns the color and line style of a run by its index; the first 36 are distinct."""
     return {"color": _COLORS[index % len(_COLORS)], "linestyle": _STYLES[index // len(_COLORS) % len(_STYLES)]}
 
 

@@ -52,7 +52,7 @@ def _histogram(name: str, counts: Mapping[str, int]) -> Summary:
 
 
 class TensorBoardReporter(Reporter):
-    """Writes every number of a record, with the names in metrics.jsonl, so both runs share their charts.
+    """Writes every number of a record, with the names in metrics.jsonl, so training and evaluation share charts.
 
     Numbers of workers and servers have names such as `workers/0/updates_per_second`; histograms, `servers/0/staleness`.
 
