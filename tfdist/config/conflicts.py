@@ -236,7 +236,7 @@ def flag_text(name: str, value: Any) -> str:
     return f"--{name}={text}"
 
 
-# Flags without effect are harmless, but whoever sets one expects an effect and is warned.
+# Flags without effect are harmless, but users who set them expect an effect, so they are warned.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ class Layout:
 
 
 STAGES = ("none", "optimizer", "gradients", "parameters")
-REPLICA_STAGES = STAGES[:2]  # supported with one replica per process
+REPLICA_STAGES = STAGES[:2]  # the stages that are supported with one replica per process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +227,7 @@ class ProcessGrid:
 
     stages: int
     replicas: int  # number of pipelines; each has its own rows of a batch
-    devices: int = 1  # number of devices of each process, over which its layers are spread
+    devices: int = 1  # number of devices of each process, over which its layers are sharded
 
     def coordinates(self, rank: int) -> tuple[int, int]:
         """Returns the stage and the replica of a rank."""

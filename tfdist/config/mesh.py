@@ -13,7 +13,7 @@ from typing import TypeGuard
 from tfdist.errors import InputError, nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
-_RESERVED_NAMES = ("unsharded", "match", "any")  # by DTensor
+_RESERVED_NAMES = ("unsharded", "match", "any")  # names that DTensor reserves
 _MAX_DEVICES = 2**16  # more than any cluster has, few enough for fast planning
 _GRAMMAR = 'A mesh is a list of NAME:SIZE separated by ;, such as "data:2;model:4"'
 

@@ -58,7 +58,7 @@ class Parameters:
     """
 
     name: ClassVar[str]  # name of the value in the flag
-    guide: ClassVar[str] = ""  # page that explains the parameters, for messages; may be empty
+    guide: ClassVar[str] = ""  # page that explains the parameters, for error messages; may be empty
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -16,7 +16,7 @@ APPLY, REJECT, SCALE = "apply", "reject", "scale"
 AGAIN, DROPPED = "again", "dropped"
 EXACT, LAZY = "exact", "lazy"
 BY_SIZE, ROUND_ROBIN, HASH = "by_size", "round_robin", "hash"
-MIN_TABLE_BYTES = 256 << 10  # as for sparse gradients with other strategies
+MIN_TABLE_BYTES = 256 << 10  # the same as for sparse gradients with other strategies
 # Compression methods whose code a server can decode without the code of other workers.
 PUSHED_METHODS = ("fp16", "bf16", "int8", "qsgd", "terngrad", "onebit", "signsgd", "topk")
 

@@ -36,7 +36,7 @@ class Measurement:
     # Size as in the NCCL tests: of each replica's tensor for all_reduce and broadcast, of the result on every replica
     # for all_gather, of the input of every replica for reduce_scatter and all_to_all, 0 for barrier.
     bytes: int
-    dtype: str  # of the elements
+    dtype: str  # dtype of the elements
     strategy: str
     replicas: int
     calls: int  # number of consecutive calls per repeat

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DIVERGED = 4.0  # times the lowest mean of the loss, as in fastai and Lightning
-_MAX_LOSS_RATIO = 2.0  # times the first loss, above which the search ends
+DIVERGED = 4.0  # ratio of a mean loss to the lowest one at which it has diverged, as in fastai and Lightning
+_MAX_LOSS_RATIO = 2.0  # ratio of a mean loss to the first loss at which it has diverged
 _WINDOW = 20.0  # the smoothing window is a twentieth of all steps
 _MIN_SMOOTHING = 0.5
-_MIN_DESCENT = 2.0  # times the typical difference between two losses
+_MIN_DESCENT = 2.0  # minimum descent, as a multiple of the typical difference between two losses
 _MIN_LOSSES = 4  # losses that are needed to compute a slope
 
 

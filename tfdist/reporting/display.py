@@ -32,7 +32,7 @@ from tfdist.reporting.schema import EVAL, number
 from tfdist.reporting.tensorboard import TensorBoardReporter
 
 _MIN_BAR_COLUMNS = 6
-_SPEED_SECONDS = 30.0  # over which the speed is measured
+_SPEED_SECONDS = 30.0  # time over which the speed is measured
 # Contents of a line, in order of preference: its fields, whether they are long, and whether there is a bar.
 _LEVELS = (
     ("epoch step time loss metric speed communication workers", True, True),
@@ -67,7 +67,7 @@ class Line(NamedTuple):
 
 
 class BarText:
-    """Describes the state of a run in one line of a given width."""
+    """Describes the state of a run in one line that fits the width of a terminal."""
 
     def __init__(self, plan: RunPlan, clock: Callable[[], float]):
         self._plan, self._clock = plan, clock
@@ -309,7 +309,7 @@ class TerminalReporter(BarReporter):
 def terminal_or_plain(stream: TextIO) -> Reporter:
     """Returns a progress bar for a terminal or a notebook, and plain lines for other streams, usually `sys.stderr`.
 
-    Variables that request colors (`FORCE_COLOR`) do not make a pipe a terminal. A terminal without cursor control
+    Variables that request colors (`FORCE_COLOR`) do not turn a pipe into a terminal. A terminal without cursor control
     (`TERM=dumb` or none) gets plain lines. A pipe to a launcher that runs in a terminal gets a progress bar. In a notebook,
     the bar is written to stdout, because stderr is highlighted as an error there.
     """

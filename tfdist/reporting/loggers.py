@@ -28,7 +28,7 @@ class LoggedRun:
     """The run that a logger records."""
 
     directory: RunDirectory
-    flags: Mapping[str, Json]  # by name
+    flags: Mapping[str, Json]  # values of flags, by name
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class OptionalReporter(MultiReporter):
 
 
 _MLFLOW = "mlflow"
-_MAX_PARAMS = 100  # limit of MLflow
+_MAX_PARAMS = 100  # MLflow's limit per call
 _MAX_PARAM_LENGTH = 500
 _STATUS = {"done": "FINISHED", "preempted": "KILLED", "interrupted": "KILLED"}
 

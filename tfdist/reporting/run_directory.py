@@ -45,7 +45,7 @@ class _Entry:
 class RunDirectory:
     """The files of a run, by name."""
 
-    path: StoragePath  # of the directory
+    path: StoragePath  # path of the directory
     flags = _Entry("flags.txt")  # flags that repeat the run, for `--flagfile`
     environment = _Entry("environment.json")  # versions, hosts, command and machine; see `tfdist.reporting.environment`
     starts = _Entry(_STARTS)  # one line per attempt of the run, with its first step, flags and hosts

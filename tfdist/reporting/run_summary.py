@@ -49,14 +49,14 @@ AXES = {"step": "step (optimizer updates)", "epoch": "epoch", "time": "time sinc
 class RunSummary:
     """A summary of the files of a run."""
 
-    name: str  # path of the run's directory, relative to the directory that the user gave
+    name: str  # path of the run's directory, relative to the directory that the user passed
     directory: RunDirectory
     flags: Mapping[str, str]  # flags of the last attempt, as text by name
-    versions: Mapping[str, str]  # of packages, by name
+    versions: Mapping[str, str]  # versions of packages, by name
     strategy: str  # empty if unknown
     replicas: int | None  # None if unknown
     servers: int  # number of parameter servers
-    start_time: float  # of the first attempt, in seconds since 1970 (UTC)
+    start_time: float  # time of the first attempt, in seconds since 1970 (UTC)
     starts: int  # number of attempts
     seconds: float | None  # wall time of all attempts; None if unknown
     steps: int  # number of updates, according to the records

@@ -89,7 +89,7 @@ class TensorBoardReporter(Reporter):
 
 
 def _new_file(directory: StoragePath, first_step: int | None) -> "EventFile":
-    """Creates an event file; if `first_step` is given, this step and later ones replace earlier values.
+    """Creates an event file; if `first_step` is not None, this step and later ones replace earlier values.
 
     The mark for this is in a separate file between earlier and later events, because TensorBoard ignores the first mark of a
     directory. It reads files in the order of their names.
