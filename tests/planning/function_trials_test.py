@@ -56,7 +56,7 @@ def test_a_failed_allocation_is_a_size_that_does_not_fit():
 
 @pytest.mark.smoke
 def test_errors_of_a_trial_are_errors_of_the_search():
-    failed = "batch of 2 examples failed because rank 0 ended with code 1 .failed.: ValueError: no batch of 2"
+    failed = "batch size 2 failed because rank 0 ended with code 1 .failed.: ValueError: no batch of 2"
     with pytest.raises(TrialError, match=failed):
         tfdist.find_batch_size(allocate, 1, args=(1,), kwargs={"fails": 2}, max=4)
 

@@ -27,7 +27,7 @@ class Layout:
         """Returns the fully replicated layout of a tensor with `rank` dims."""
         return cls((None,) * rank)
 
-    def parts(self, mesh: Mesh) -> int:
+    def shard_count(self, mesh: Mesh) -> int:
         """Returns the number of different shards of the tensor."""
         return math.prod(mesh.axes[axis] for axis in self.axes if axis)
 

@@ -330,7 +330,7 @@ def _experts(layer: MixtureOfExperts, activations: Activations) -> Iterator[Traf
 
 def _width(kernel: keras.Variable, mesh: Mesh) -> int:
     """Returns the number of features per token and device after a projection [embed, heads, head_dim]."""
-    parts = Layout((None, *keras_internals.layout_of(kernel).computation.axes[1:])).parts(mesh)
+    parts = Layout((None, *keras_internals.layout_of(kernel).computation.axes[1:])).shard_count(mesh)
     return kernel.shape[1] * kernel.shape[2] // parts
 
 
@@ -373,7 +373,7 @@ def _lookup(layer: keras.layers.Embedding, activations: Activations) -> Iterator
     variable = keras_internals.kernel_of(layer)
     vocabulary, *other_axes = keras_internals.layout_of(variable).computation.axes
     if activations.mesh.splits(vocabulary):
-        parts = Layout((None, *other_axes)).parts(activations.mesh)
+        parts = Layout((None, *other_axes)).shard_count(activations.mesh)
         yield Traffic(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // parts)
 
 
@@ -402,7 +402,7 @@ class VariablePlan:
         """Returns the bytes per device of the variable between steps, its gradient and its optimizer state."""
 
         def part(layout: Layout) -> int:
-            return self.bytes // layout.parts(mesh)
+            return self.bytes // layout.shard_count(mesh)
 
         gradient = part(self.placement.gradient) if self.trainable else 0
         return {
@@ -414,12 +414,12 @@ class VariablePlan:
     def is_replicated(self, mesh: Mesh) -> bool:
         """Returns whether it, its gradient and its optimizer state are all replicated."""
         layouts = (self.placement.storage, self.placement.gradient, *([self.placement.slots] if self.slots else []))
-        return all(layout.parts(mesh) == 1 for layout in layouts)
+        return all(layout.shard_count(mesh) == 1 for layout in layouts)
 
     def bytes_of_gradient(self, mesh: Mesh, is_table: bool) -> int:
         """Returns the bytes per device of the computed gradient, which has all rows of an embedding table."""
         layout = self.placement.computation
-        return self.bytes // (Layout((None, *layout.axes[1:])) if is_table else layout).parts(mesh)
+        return self.bytes // (Layout((None, *layout.axes[1:])) if is_table else layout).shard_count(mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -444,7 +444,7 @@ class Plan:
         return unused_rule_warnings(self.rules, self.dims, self.shard, self.mesh)
 
     def totals(self) -> dict[str, int]:
-        """Returns the bytes per device."""
+        """Returns the bytes per device of parameters, gradients, optimizer state (`slots`) and activations."""
         variable_bytes = [variable.bytes_per_device(self.mesh) for variable in self.variables]
         state = {kind: sum(sizes[kind] for sizes in variable_bytes) for kind in ("parameters", "gradients", "slots")}
         return {**state, "activations": self.activations}
@@ -548,7 +548,7 @@ class AbstractModel:
             ("variables, backward", [v for v in gathered_variables if v.path in regathered_paths]),
         ):
             if group:
-                total = sum(v.bytes // v.placement.computation.parts(mesh) for v in group)
+                total = sum(v.bytes // v.placement.computation.shard_count(mesh) for v in group)
                 yield Traffic(purpose, "all-gather", shard.axis, total)
 
 

@@ -151,4 +151,4 @@ def _trial_error(batch_size: int, outcome: Outcome, program: TrialProgram) -> Tf
     if outcome.code == ExitCode.BAD_INPUT and message:
         return InputError(message)
     cause = f": {message}" if message else "."
-    return TrialError(f"A trial with a batch of {batch_size} examples failed because {outcome.reason}{cause}", outcome.code)
+    return TrialError(f"A trial with batch size {batch_size} failed because {outcome.reason}{cause}", outcome.code)

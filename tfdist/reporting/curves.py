@@ -12,7 +12,7 @@ from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.plain_reporter import format_number
 from tfdist.reporting.reporter import Reporter
 from tfdist.reporting.run_summary import best_point, describe_axes, new_figure, png, set_integer_ticks, set_log_scale
-from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
+from tfdist.reporting.schema import EVAL, TRAIN, as_float, main_metrics
 from tfdist.storage import AnyPath, path_of, storage_of
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class CurvesReporter(Reporter):
             self._worker_panels.add(record)
             narrow_values = {name: record[name] for name in _NARROW_PANELS if name in record}
             for name, value in {"loss": record.get("loss"), **main_metrics(record), **narrow_values}.items():
-                point = number(value)
+                point = as_float(value)
                 if point is not None:
                     self._has_changed = True
                     self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))

@@ -28,7 +28,7 @@ from tfdist.reporting.plain_reporter import (
 from tfdist.reporting.python_logging import LogReporter
 from tfdist.reporting.reporter import MetricsFile, MultiReporter, OutcomeFile, Reporter, RunPlan
 from tfdist.reporting.run_directory import RunDirectory
-from tfdist.reporting.schema import EVAL, number
+from tfdist.reporting.schema import EVAL, as_float
 from tfdist.reporting.tensorboard import TensorBoardReporter
 
 _MIN_BAR_COLUMNS = 6
@@ -137,7 +137,7 @@ class BarText:
                 return texts[-1] if len(texts) > ("loss" in self._record) else ""
             case "speed":
                 unit = "examples/s" if is_long else "ex/s"
-                speed = number(self._record.get("examples_per_second")) or self._speed * plan.batch_size
+                speed = as_float(self._record.get("examples_per_second")) or self._speed * plan.batch_size
                 return f"{format_number(speed)} {unit}" if speed else ""
             case "communication":
                 return "  ".join(communication(self._record)) if plan.shows_communication else ""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import InputError, count_of
 from tfdist.reporting.plain_reporter import format_number, text_table
 from tfdist.reporting.run_directory import RunDirectory, flag_values
-from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
+from tfdist.reporting.schema import EVAL, TRAIN, as_float, main_metrics
 from tfdist.storage import StoragePath, storage_of
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def best_point(points: Iterable[tuple[int, float]], metric: str) -> tuple[int, f
 
 
 def _points(records: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[int, float]]:
-    return [(record["step"], value) for record in records if (value := number(record.get(metric))) is not None]
+    return [(record["step"], value) for record in records if (value := as_float(record.get(metric))) is not None]
 
 
 def is_higher_better(metric: str) -> bool:
@@ -167,7 +167,7 @@ def _is_locked(directory: RunDirectory) -> bool:
 
 def _seconds(starts: Sequence[float], records: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns the total time from each start to the last record before the next start."""
-    times = [time for record in records if (time := number(record.get("time"))) is not None and math.isfinite(time)]
+    times = [time for record in records if (time := as_float(record.get("time"))) is not None and math.isfinite(time)]
     total = 0.0
     for start, end in itertools.pairwise([*starts, math.inf]):
         total += max([time for time in times if start <= time < end], default=start) - start
@@ -409,11 +409,11 @@ def _style(index: int) -> dict[str, Any]:
 
 
 def _curve_points(run: RunSummary, metric: str, kind: str, axis: str) -> list[tuple[float, float]]:
-    times = [time for record in run.records if (time := number(record.get("time"))) is not None]
+    times = [time for record in run.records if (time := as_float(record.get("time"))) is not None]
     start_time = min(times, default=0.0)
     points = []
     for record in run.records:
-        x, value = number(record.get(axis)), number(record.get(metric))
+        x, value = as_float(record.get(axis)), as_float(record.get(metric))
         if record["kind"] == kind and x is not None and value is not None and math.isfinite(value):
             points.append(((x - start_time) / 60 if axis == "time" else x, value))
     return points

@@ -134,7 +134,7 @@ def scalars(record: Mapping[str, Json]) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         if name in ("workers", "servers"):
             yield from _nested_scalars(name, value)
-        elif name not in _NOT_PLOTTED and (scalar := number(value)) is not None:
+        elif name not in _NOT_PLOTTED and (scalar := as_float(value)) is not None:
             yield name, scalar
 
 
@@ -142,7 +142,7 @@ def _nested_scalars(name: str, value: Json) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _nested_scalars(f"{name}/{key}", item)
-    elif (scalar := number(value)) is not None:
+    elif (scalar := as_float(value)) is not None:
         yield name, scalar
 
 
@@ -165,7 +165,7 @@ def to_json(value: object) -> Json:
     raise TypeError(f"A record holds numbers, text, lists and mappings. Received: {value!r} of type {type(value)}.")
 
 
-def number(value: object) -> float | None:
+def as_float(value: object) -> float | None:
     """Returns a record's value as a float, including "nan", "inf" and "-inf"; None if it is not a number."""
     json_value = to_json(value)
     if isinstance(json_value, bool) or not isinstance(json_value, int | float | str):

@@ -17,7 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tfdist.coordination import Json
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.reporter import Reporter, RunPlan
-from tfdist.reporting.schema import TRAIN, number, scalars
+from tfdist.reporting.schema import TRAIN, as_float, scalars
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _PREFIX = "events.out.tfevents"
@@ -79,7 +79,7 @@ class TensorBoardReporter(Reporter):
             summaries = [scalar_pb(name, scalar) for name, scalar in scalars(record)]
             summaries += [_histogram(f"servers/{server}/staleness", counts) for server, counts in histograms]
             for summary in summaries:
-                self._files[kind].write(number(record.get("time")), step=int(record["step"]), summary=summary)
+                self._files[kind].write(as_float(record.get("time")), step=int(record["step"]), summary=summary)
 
     def close(self, outcome: str) -> None:
         with reraise_as_write_error(self._directory):
