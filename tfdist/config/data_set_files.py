@@ -1,4 +1,4 @@
-"""The names of the library's data sets, the locations of their files, and errors for missing files."""
+"""Names the library's data sets, finds their files, and reports missing files."""
 
 import glob
 import hashlib

@@ -1,4 +1,4 @@
-"""Flags as dataclass fields: help, topic, range, known names, and validation."""
+"""Declares flags as dataclass fields, and validates and parses their values."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Layouts, which map named dims of tensors to mesh axes, and the grid of a job's processes. Does not import TensorFlow.
+"""Layouts, which map named dims of tensors to mesh axes, and grids of processes. Does not import TensorFlow.
 
 A rule such as `heads:model` applies to every tensor with a dim of that name. Dims without a rule are replicated.
 """

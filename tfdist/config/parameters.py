@@ -1,4 +1,4 @@
-"""Values such as `cosine(to=0.1)` as dataclasses, whose fields state what their parameters accept."""
+"""Defines values such as `cosine(to=0.1)` as dataclasses, whose fields state what the parameters accept."""
 
 import dataclasses
 import math

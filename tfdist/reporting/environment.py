@@ -1,4 +1,4 @@
-"""The environment of a run, for environment.json, and the peak memory of a process."""
+"""Describes the environment of a run, for environment.json, and measures the peak memory of a process."""
 
 import datetime
 import importlib.metadata
