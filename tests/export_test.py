@@ -119,7 +119,7 @@ def test_half_of_a_model_is_never_there(run, kind, name, owner, writer, tmp_path
 
     monkeypatch.setattr(f"{owner}.{writer}", full)
     with pytest.raises(
-        InputError, match=rf"Received: {tmp_path}/out/{name} \(No space left on device\)\. Give another"
+        InputError, match=rf"Received: {tmp_path}/out/{name} \(No space left on device\)\. Specify another"
     ):
         export.main(run, ExportConfig(format=kind, output=str(tmp_path / "out" / name)))
     assert not list((tmp_path / "out").iterdir())

@@ -207,7 +207,7 @@ def test_starts_without_a_ledger_are_named(directory, said):
 def test_what_is_no_ledger(directory):
     start(directory, 0, 1)
     directory.ledger(0, 0).write_bytes(np.array([0, 3, 4, 1, 2, 3, 4], "<i8").tobytes())
-    with pytest.raises(InputError, match="has none at entry 0"):
+    with pytest.raises(InputError, match="with other data at entry 0"):
         ledger.main(str(directory.path))
 
 

@@ -115,7 +115,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
     from tfdist.cli import open_strategy
     from tfdist.planning import benchmark_results
     from tfdist.reporting import RunDirectory, run_summary
-    from tfdist.reporting.file_errors import GrowingFile
+    from tfdist.reporting.file_errors import AppendOnlyFile
     from tfdist.storage import storage_of
 
     # "auto" provides all algorithms.
@@ -134,7 +134,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
         directory = run.path
         output.line(f"{detection.reason}\n{benchmark_results.header(*['all_reduce'][: bool(config.all_reduce)])}")
         results = []
-        with contextlib.closing(GrowingFile(directory / "collectives.jsonl")) as file:
+        with contextlib.closing(AppendOnlyFile(directory / "collectives.jsonl")) as file:
             for measurement in measurements:
                 results.append(measurement)
                 output.line(benchmark_results.row(measurement))

@@ -17,7 +17,7 @@ def test_axes_keep_their_order():
 @pytest.mark.parametrize(
     ("text", "received"),
     [
-        (";", "no axis in ';'"),
+        (";", "an empty list in ';'"),
         ("data:2;unsharded:2", "'unsharded:2' in"),
         ("data:256;model:512", "131072 in"),
     ],
@@ -56,9 +56,9 @@ def test_rules_lay_named_dims():
     rules = {"batch": "data", "ffn": "model"}
     layout = layout_by_rules("ffn_in/kernel", ("embed", "ffn"), (6, 8), rules, MESH)
     assert layout == Layout((None, "model"))
-    assert (layout.parts(MESH), str(layout)) == (4, "*,model")
+    assert (layout.shard_count(MESH), str(layout)) == (4, "*,model")
     assert layout_by_rules("x", (None, "other"), (3, 5), rules, MESH) == Layout((None, None))
-    assert layout_by_rules("both", ("batch", "ffn"), (2, 4), rules, MESH).parts(MESH) == 8
+    assert layout_by_rules("both", ("batch", "ffn"), (2, 4), rules, MESH).shard_count(MESH) == 8
 
 
 WHOLE, SPLIT = Layout((None, None)), Layout((None, "data"))

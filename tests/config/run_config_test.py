@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfdist.config.conflicts import EFFECTS, Job, effect_warnings
+from tfdist.config.conflicts import EFFECTS, JobProperties, effect_warnings
 from tfdist.config.job_config import RunConfig
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.strategy_registry import strategy_declaration
@@ -127,7 +127,7 @@ def test_what_is_not_exact_by_design_may_have_a_tolerance(lossy):
     assert VerifyConfig(**lossy, tolerance=0.1).tolerance == 0.1
 
 
-ONE, TWO = Job(replicas=1), Job(replicas=2)
+ONE, TWO = JobProperties(replicas=1), JobProperties(replicas=2)
 LOCAL = {"sync": "local_sgd", "compression": "fp16"}
 PIPELINE = {"strategy": "pipeline"}
 # By name of the flag: what is given, the job without an effect, and what gives it one.
@@ -169,7 +169,7 @@ def test_a_flag_without_effect_is_said_once_and_one_with_effect_is_not(given, jo
     given = {"strategy": "horovod", **given}
     strategy = strategy_declaration(given["strategy"])
     [text] = effect_warnings(TrainConfig(**given), job, strategy)
-    assert text.startswith(f"--{flag}=") and " has no effect: " in text and "eave it out" in text
+    assert text.startswith(f"--{flag}=") and " has no effect: " in text and "emove " in text
     assert ("nothing is sharded" in text) == (flag == "shard_min_elements")
     assert effect_warnings(TrainConfig(**given | change), other_job, strategy) == []
 

@@ -281,7 +281,7 @@ def test_the_algorithm_of_a_size(size):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "x.csv must have at least one line allreduce,MIN,MAX,ALGORITHM. Received: none."),
+        ("", "x.csv needs at least one line allreduce,MIN,MAX,ALGORITHM. Received no such line."),
         ("allreduce,0,x,ring", "x.csv, line 1: must be collective,min_bytes,max_bytes,algorithm, with sizes in bytes."),
         ("allreduce,0", "x.csv, line 1: must be collective,"),
         ("# a\nallreduce,0,9,rign", 'x.csv, line 2: rign is not an all-reduce algorithm. Did you mean "ring"?'),

@@ -49,7 +49,7 @@ def test_the_fastest_is_the_smallest_that_is_as_fast():
     assert result.fastest.batch_size == 128
     assert result.largest == 512
     assert result.describe() == (
-        "All sizes fit into 1.0 GiB; the largest that was tried is 512, of at most 512. Fastest: 128, with 190 examples/s."
+        "All sizes fit into 1.0 GiB; the largest size tried is 512, of at most 512. Fastest: 128, with 190 examples/s."
     )
     assert result.to_json()["fastest"] == 128 and len(result.to_json()["trials"]) == 4
 
@@ -58,7 +58,7 @@ def test_what_is_said_about_sizes_that_do_not_fit():
     result, _ = searched(64, 100)
     assert result.describe() == "Largest that fits into 1.0 GiB: 64. Fastest: 64, with 64 examples/s."
     nothing, _ = searched(1, 0)
-    assert nothing.describe() == "No batch size fits: even 1 needs more than 1.0 GiB."
+    assert nothing.describe() == "No batch size fits. The smallest, 1: more than 1.0 GiB."
     assert nothing.fastest is None and nothing.to_json()["largest"] is None
 
 

@@ -65,7 +65,7 @@ def test_each_operation_is_a_line_in_both_panels():
     assert list(left.lines[0].get_xdata()) == list(SIZES)
     assert left.lines[0].get_ydata()[0] == 2 * (1e-3 + 4e-9) * 1e3, "the median, in milliseconds"
     assert right.lines[0].get_ydata()[2] == points[2].bus_bandwidth / 1e9
-    assert (left.get_xlabel(), left.get_yscale(), right.get_ylabel()) == ("bytes", "log", "GB/s, by the median")
+    assert (left.get_xlabel(), left.get_yscale(), right.get_ylabel()) == ("bytes", "log", "GB/s (median)")
     assert [text.get_text() for text in left.get_xticklabels()] == ["4", "64", "1K", "16K", "256K"]
 
 

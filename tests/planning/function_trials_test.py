@@ -56,14 +56,14 @@ def test_a_failed_allocation_is_a_size_that_does_not_fit():
 
 @pytest.mark.smoke
 def test_errors_of_a_trial_are_errors_of_the_search():
-    failed = "batch of 2 examples failed, as rank 0 ended with code 1 .failed.: ValueError: no batch of 2"
+    failed = "batch size 2 failed because rank 0 ended with code 1 .failed.: ValueError: no batch of 2"
     with pytest.raises(TrialError, match=failed):
         tfdist.find_batch_size(allocate, 1, args=(1,), kwargs={"fails": 2}, max=4)
 
 
 @pytest.mark.full
 def test_a_function_must_return_its_speed():
-    with pytest.raises(InputError, match="must return the examples per second. Received: None in rank 0"):
+    with pytest.raises(InputError, match="must return the examples per second. Received: None on rank 0"):
         tfdist.find_batch_size(say_nothing, 1, max=4)
 
 

@@ -153,7 +153,7 @@ def test_the_search_takes_what_sends_least_and_fits():
 
 
 def test_the_search_says_what_the_least_would_be():
-    with pytest.raises(InputError, match="the smallest of which takes .* Use more devices"):
+    with pytest.raises(InputError, match="the smallest of which needs .* Use more devices"):
         searched("data:2;model:2", 1000)
 
 

@@ -96,7 +96,7 @@ def test_one_that_cannot_start_warns_once(run, caplog):
     ("text", "message"),
     [
         (f"{__name__}:Lines(at=3)", 'has no parameter "at"'),
-        (f"{__name__}:not_a_reporter", "makes a tfdist.reporting.Reporter. Received: int."),
+        (f"{__name__}:not_a_reporter", "returns a tfdist.reporting.Reporter. Received: int."),
         (f"{__name__}:Nothing", "does not exist: there is no Nothing in it."),
         ("tensorboard(directory='x')", 'has no parameter "directory"'),
     ],

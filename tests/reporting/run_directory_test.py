@@ -114,13 +114,13 @@ def test_what_the_system_refuses_is_told_in_its_words(tmp_path):
 
 def test_a_run_that_has_finished_says_so_until_it_begins_again(tmp_path):
     directory = create(tmp_path)
-    assert directory.end_facts == {}
+    assert directory.end_record == {}
     directory.finish({"step": 5})
-    assert directory.end_facts == {}, "a run without a model has not finished"
+    assert directory.end_record == {}, "a run without a model has not finished"
     directory.model.write_text("model")
-    assert directory.end_facts == {"step": 5}
+    assert directory.end_record == {"step": 5}
     directory.begin("--steps=9\n", ["alpha"])
-    assert directory.end_facts == {}
+    assert directory.end_record == {}
 
 
 def test_only_the_files_of_a_run_are_deleted(tmp_path):
@@ -153,7 +153,9 @@ def test_a_deletion_that_was_interrupted_leaves_a_run(tmp_path, monkeypatch):
 
 
 RECORD = {"kind": "train", "step": 1, "loss": 0.5}
-REMEDY = "Free space, or repair the directory; the same command resumes from the last checkpoint, if there is one."
+REMEDY = (
+    "Free up disk space, or repair the directory; the same command resumes from the last checkpoint, if there is one."
+)
 
 
 @pytest.fixture
@@ -263,7 +265,7 @@ def test_a_log_says_once_that_it_misses_lines(tmp_path, full, capsys):
     with python_logging.setup(1, tmp_path / "rank-1.log"):
         for _ in range(3):
             logging.getLogger("tfdist").info("step")
-    assert capsys.readouterr().err == f"{tmp_path}/rank-1.log lacks lines from here on: No space left on device.\n"
+    assert capsys.readouterr().err == f"{tmp_path}/rank-1.log is incomplete from here on: No space left on device.\n"
 
 
 def test_a_log_says_nothing_where_the_error_does(tmp_path, full, capsys):

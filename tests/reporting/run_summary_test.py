@@ -147,7 +147,7 @@ def test_a_long_data_set_is_shortened_in_the_middle_and_what_has_no_room_is_name
     assert "csv:/data...='kind')" in table([run], "accuracy", 140)[1] and len(table([run], "accuracy", 140)) == 2
     lines = table([run], "accuracy", 80)
     assert max(map(len, lines)) <= 80 and "best accuracy" in lines[0] and "csv:/data...='kind')" in lines[1]
-    assert lines[2].startswith("Left out in 80 columns: started, loss, accuracy, best loss")
+    assert lines[2].startswith("Omitted in 80 columns: started, loss, accuracy, best loss")
     assert max(map(len, text_table(fit_rows([["data set", run.flags["dataset"], "digits"]], 80)))) <= 80
 
 

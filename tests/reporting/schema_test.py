@@ -70,13 +70,13 @@ def test_what_json_does_not_have_is_an_error():
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 0.25, 7])
 def test_numbers_are_read_back_as_they_were_written(value):
-    assert schema.number(schema.to_json(value)) == value
+    assert schema.as_float(schema.to_json(value)) == value
 
 
 def test_reading_knows_nan_and_what_is_no_number():
-    read = schema.number("nan")
+    read = schema.as_float("nan")
     assert read is not None and math.isnan(read)
-    assert [schema.number(value) for value in (None, True, "train", [1.0])] == [None] * 4
+    assert [schema.as_float(value) for value in (None, True, "train", [1.0])] == [None] * 4
 
 
 HEADER = {"step": 2, "epoch": 0.5, "time": 1770000000.0, "loss": np.float32(0.5), "accuracy": 0.75}

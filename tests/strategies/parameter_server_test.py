@@ -366,7 +366,7 @@ def start_others(_):
 
 
 REFUSED = {
-    "servers unlike TF_CONFIG": (start_others, "Received: --servers=2 and 1. Leave it out"),
+    "servers unlike TF_CONFIG": (start_others, "Received: --servers=2, but 1 in TF_CONFIG. Leave out --servers"),
     "two models": (train_again, "hold one model at a time"),
     "a method that sums": (
         lambda strategy: small(strategy, compression="powersgd(rank=2)", compression_min_bytes=1),

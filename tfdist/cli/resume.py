@@ -108,7 +108,7 @@ def finished_message(resume: str, directory: RunDirectory, flags: Mapping[str, A
     """Returns a message if the run has finished and there is nothing to do, else ""; see `origin` for the arguments."""
     if overwrites(directory, flags, job_name) or not _is_own_run(resume, directory, job_name):
         return ""
-    end = directory.end_facts
+    end = directory.end_record
     has_other_end = any(end.get(name) != flags.get(name) for name in END_FLAGS)
     if not end or _has_other_flags(directory, flags) or has_other_end:
         return ""

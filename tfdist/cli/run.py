@@ -25,7 +25,7 @@ from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.early_checks import ProcessContext
 from tfdist.cli.output import Output
 from tfdist.cluster.terminal import can_overwrite
-from tfdist.config.conflicts import Job, effect_warnings
+from tfdist.config.conflicts import JobProperties, effect_warnings
 from tfdist.config.decay import Plateau
 from tfdist.config.fields import field_names, replace_fields, unsafe_fields
 from tfdist.config.spec import call_user_function, load_object, parse
@@ -74,7 +74,7 @@ def warn_about_flags(config: Any, strategy: Strategy, model: keras.Model | None 
     """Logs a warning on the chief for each flag without effect; the model is None if it is not known."""
     if not strategy.is_chief:
         return
-    job = Job(
+    job = JobProperties(
         replicas=strategy.replicas,
         sums_gradients=strategy.sums_gradients,
         has_batch_norm=model is None

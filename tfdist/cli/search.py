@@ -19,7 +19,7 @@ from tfdist.errors import ExitCode, InputError, byte_size
 from tfdist.launcher.job import Job
 from tfdist.planning import batch_size
 from tfdist.planning.rate_curve import plot_batch_sizes
-from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
+from tfdist.planning.trials import TRIAL_SECONDS, Trial, TrialProgram, Trials, available_bytes
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.run_directory import FIND, RunDirectory, default_path
 from tfdist.storage import StoragePath, path_of, storage_of
@@ -128,7 +128,7 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
     training = TrainingTrials(config, search)
     print(f"Trying batch sizes, with {search.steps} steps each, in {byte_size(memory)} of memory.", file=sys.stderr)
     print(f"{'batch size':>10}  {'examples/s':>10}  {'memory':>10}", flush=True)
-    with Trials(training, job, memory=memory, seconds=SECONDS) as trials:
+    with Trials(training, job, memory=memory, seconds=TRIAL_SECONDS) as trials:
 
         def run_trial(size: int) -> Trial:
             """Tries a size, and repeats it with more steps if the trial was too short to measure its speed."""

@@ -170,7 +170,7 @@ def _last_step(run: str, model: str) -> int | None:
     if path_of(model) != directory.model:
         return None
     records = directory.records()
-    return directory.end_facts.get("model_step") or (int(records[-1]["step"]) if records else None)
+    return directory.end_record.get("model_step") or (int(records[-1]["step"]) if records else None)
 
 
 def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> None:

@@ -47,7 +47,7 @@ class AlgorithmTable:
             if not end < band.min_bytes <= band.max_bytes:
                 raise InputError(
                     "Ranges of sizes must ascend and must not overlap. Received: "
-                    f"{band.min_bytes} to {band.max_bytes} after {end if end >= 0 else 'nothing'}. Sort them."
+                    f"{band.min_bytes} to {band.max_bytes}{f' after {end}' if end >= 0 else ''}. Sort the lines."
                 )
             end = band.max_bytes
 
@@ -73,7 +73,7 @@ class AlgorithmTable:
 
 
 def parse_table(text: str, source: str) -> AlgorithmTable:
-    """Parses a table of algorithms, a CSV file; messages have its name, `source`, and the number of an invalid line.
+    """Parses a table of algorithms, a CSV file. Errors name it, by `source`, and the invalid line.
 
     The first columns are the same as for NCCL's tuner plugins: collective, min_bytes, max_bytes, algorithm. Further columns,
     comments (#), and collectives other than allreduce are skipped.
@@ -94,7 +94,7 @@ def parse_table(text: str, source: str) -> AlgorithmTable:
             except InputError as error:
                 raise InputError(f"{source}, line {number}: {error}") from error
     if not bands:
-        raise InputError(f"{source} must have at least one line {_COLLECTIVE},MIN,MAX,ALGORITHM. Received: none.")
+        raise InputError(f"{source} needs at least one line {_COLLECTIVE},MIN,MAX,ALGORITHM. Received no such line.")
     return AlgorithmTable(tuple(bands))
 
 

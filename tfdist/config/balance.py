@@ -8,7 +8,7 @@ from tfdist.errors import InputError, nearest
 
 EQUAL, MEASURED, WEIGHTS = "equal", "measured", "weights"
 _FORMS = (EQUAL, MEASURED, f"{WEIGHTS}(2,1,1)")
-_MIN_RATIO = 1e-6  # of the smallest weight to the largest one, for an exact sum
+_MIN_RATIO = 1e-6  # minimum ratio of the smallest weight to the largest one, so that their sum is exact
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ _LOCAL_TRAINING: Refusals = {
     "--sync=every_step.",
     "compression": (
         is_auto,
-        "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
+        "Compression is chosen by measuring steps, which send nothing with this --sync: specify a method.",
     ),
     "shard": "Replicas that train locally need their whole optimizer: leave out --shard or use --sync=every_step.",
     "find": "A search measures steps in which gradients are summed: leave out --sync while searching.",
@@ -28,7 +28,7 @@ _LOCAL_TRAINING: Refusals = {
 _CLIENTS: Refusals = {
     "accumulate_steps": "Clients make no micro-steps: lower --batch_size, the batch size of a client, or leave out "
     "--accumulate_steps.",
-    "ema": "Clients start each round from the global weights: leave out --ema, or give an outer optimizer.",
+    "ema": "Clients start each round from the global weights: leave out --ema, or specify an outer optimizer.",
     "precision": (
         lambda precision: precision == "mixed_float16",
         "Clients have no loss scale: use --precision=mixed_bfloat16.",
@@ -39,8 +39,8 @@ _CLIENTS: Refusals = {
 }
 _SEARCH: Refusals = {
     "resume": "A search begins with new weights: leave out --resume or --find.",
-    "overwrite": "A search deletes nothing: leave out --overwrite, and give an --output_dir without a run.",
-    "dry_run": "--dry_run prints the configuration of a run and --find searches: leave out one of them.",
+    "overwrite": "A search deletes nothing: leave out --overwrite, and specify an --output_dir without a run.",
+    "dry_run": "--dry_run and --find are mutually exclusive: leave out one of them.",
     "elastic_batch": "A search is for a fixed global batch: leave out --elastic_batch.",
 }
 _EXCLUDING_FLAGS: tuple[tuple[str, Callable[[Any], Any], Refusals], ...] = (
@@ -48,8 +48,8 @@ _EXCLUDING_FLAGS: tuple[tuple[str, Callable[[Any], Any], Refusals], ...] = (
     ("sync", lambda c: c.parsed.sync.trains_clients, _CLIENTS),
     ("find", lambda c: c.find, _SEARCH),
 )
-# Flags that need another one.
-_NEEDED = {
+# By flag, the flag without which it has no meaning.
+_REQUIRED_FLAGS = {
     "check_sync": "check_sync_every",
     "commit_dir": "commit_every",
     "compression_max_error": "compression_check_every",
@@ -60,7 +60,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("steps", "epochs"),
         lambda c: c.steps and c.epochs,
-        "The length of a run is given in steps or in epochs: one of --steps and --epochs must be 0.",
+        "The length of a run is specified in steps or in epochs: one of --steps and --epochs must be 0.",
     ),
     (
         ("jit_compile", "batch_norm"),
@@ -70,13 +70,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("lr_scaling", "base_batch_size"),
         lambda c: (c.lr_scaling != "none") != bool(c.base_batch_size),
-        "Learning-rate scaling needs the batch size for which --learning_rate was tuned: give both --lr_scaling and "
+        "Learning-rate scaling needs the batch size for which --learning_rate was tuned: specify both --lr_scaling and "
         "--base_batch_size or neither.",
     ),
     (
         ("decay", "warmup_steps"),
         lambda c: c.warmup_steps and c.parsed.decay.warmup_conflict,
-        f"{' and '.join(_WARMUP_CONFLICTS)} exclude a warmup: {', and '.join(_WARMUP_CONFLICTS.values())}. Leave out "
+        f"{' and '.join(_WARMUP_CONFLICTS)} cannot have a warmup: {', and '.join(_WARMUP_CONFLICTS.values())}. Leave out "
         "--warmup_steps or choose another --decay.",
     ),
     (
@@ -98,7 +98,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("sync", "ema"),
         lambda c: c.parsed.sync.has_center and c.ema,
-        "The center that easgd evaluates is an average over steps already: leave out --ema or use another --sync.",
+        "The center that easgd evaluates is already an average over steps: leave out --ema or use another --sync.",
     ),
     (
         ("staleness", "batch_norm"),
@@ -118,7 +118,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("clip_norm", "clip_value"),
         lambda c: c.clip_norm and c.clip_value,
-        "Gradients are clipped by their norm or by value: one of --clip_norm and --clip_value must be 0.",
+        "Gradients are clipped by norm or by value: one of --clip_norm and --clip_value must be 0.",
     ),
     (
         ("accumulate_steps", "batch_size"),
@@ -134,7 +134,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("learning_rate", "optimizer"),
         lambda c: c.learning_rate != type(c).learning_rate and "learning_rate" in c.parsed.optimizer.args,
-        "The learning rate must be given only once: leave it out of --optimizer or leave out --learning_rate.",
+        "The learning rate must be specified only once: remove it from --optimizer or leave out --learning_rate.",
     ),
     (
         ("optimizer", "lr_scaling", "warmup_steps", "decay"),
@@ -142,12 +142,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
             "learning_rate" in c.parsed.optimizer.args
             and (c.lr_scaling, c.warmup_steps, c.decay) != ("none", 0, "none")
         ),
-        "Scaling, warmup and decay apply to --learning_rate: give the rate there, and leave it out of --optimizer.",
+        "Scaling, warmup and decay apply to --learning_rate: specify the rate there, and remove it from --optimizer.",
     ),
     (
         ("find", "optimizer"),
         lambda c: isinstance(c.parsed.find, LearningRateSearch) and "learning_rate" in c.parsed.optimizer.args,
-        "A search replaces the learning rate: leave it out of --optimizer.",
+        "A search replaces the learning rate: remove it from --optimizer.",
     ),
     (
         ("profile_steps", "steps"),
@@ -171,7 +171,7 @@ def check_rules(config: Any, defaults: Any) -> None:
     for names, is_violated, rule in _RULES:
         if all(hasattr(config, name) for name in names) and is_violated(config):
             raise conflict_error(rule, config, names)
-    for name, other in _NEEDED.items():
+    for name, other in _REQUIRED_FLAGS.items():
         flags = [flag for flag in (name, other) if hasattr(config, flag)]
         if [getattr(config, flag) != getattr(defaults, flag) for flag in flags] == [True, False]:
             raise conflict_error(f"--{name} needs --{other}: add it or leave out --{name}.", config, (name, other))
@@ -224,7 +224,7 @@ def find_rejected_option(options: Mapping[str, Any], strategy: Declaration) -> t
 
 
 def conflict_error(rule: str, config: Any, names: Sequence[str]) -> InputError:
-    """Returns the error for values of flags that violate a rule, with those that are not empty."""
+    """Returns the error for flags that violate a rule; it lists their values, except empty ones."""
     values = [(name, getattr(config, name)) for name in names]
     received = " ".join(flag_text(name, value) for name, value in values if value != "")
     return InputError(f"{rule} Received: {received}.")
@@ -236,11 +236,11 @@ def flag_text(name: str, value: Any) -> str:
     return f"--{name}={text}"
 
 
-# Flags that are set and have no effect in a job are harmless, but their user expects an effect: warnings.
+# Flags without effect are harmless, but users who set them expect an effect, so they are warned.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class JobProperties:
     """Properties of a job that decide whether a flag has an effect."""
 
     replicas: int
@@ -253,72 +253,72 @@ class Effect(NamedTuple):
     """The condition under which flags have an effect."""
 
     flags: str  # names of the flags
-    # Takes the configuration and the `Job`; returns whether the flags have an effect.
-    has_effect: Callable[[Any, Job], Any]
-    reason: str  # why it has no effect, and the remedy, as a clause
+    # Takes the configuration and the `JobProperties`; returns whether the flags have an effect.
+    has_effect: Callable[[Any, JobProperties], Any]
+    reason: str  # why a flag has no effect otherwise, as a clause, and the remedy
 
 
 EFFECTS = (
     Effect(
         "bucket_mb bucket_order all_reduce topology measure_every",
         lambda c, job: job.replicas > 1,
-        "one replica sends no gradients. Leave it out, or use several replicas",
+        "one replica sends no gradients. Remove the flag, or use several replicas",
     ),
     Effect(
         "topology",
         lambda c, job: parse_all_reduce(c.all_reduce).name in (AUTO, "hierarchical"),
-        "the all-reduce algorithm does not depend on hosts. Add --all_reduce=hierarchical, or leave it out",
+        "the all-reduce algorithm does not depend on hosts. Add --all_reduce=hierarchical, or remove the flag",
     ),
     Effect(
         "sync",
         lambda c, job: job.replicas > 1 or c.parsed.sync.acts_on_one_replica,
-        "one replica exchanges nothing. Leave it out, or use several replicas",
+        "one replica exchanges nothing. Remove the flag, or use several replicas",
     ),
     Effect(
         "compression_check_every measure_every",
         lambda c, job: not c.parsed.sync.exchanges_weights,
-        "no step sums gradients with this --sync. Leave it out",
+        "no step sums gradients with this --sync. Remove the flag",
     ),
     Effect(
         "compression_min_bytes compression_check_every",
         lambda c, job: c.compression != "none",
-        "nothing is compressed. Add --compression, or leave it out",
+        "nothing is compressed. Add --compression, or remove the flag",
     ),
     Effect(
         "measure_every",
         lambda c, job: not isinstance(getattr(c.parsed, "pipeline_schedule", None), NO_FLUSH_SCHEDULES),
-        "communication is measured in steps that end with a flush. Leave it out, or use another --pipeline_schedule",
+        "communication is measured in steps that end with a flush. Remove the flag, or use another --pipeline_schedule",
     ),
     Effect(
         "check_sync_every",
         lambda c, job: job.replicas > 1 or job.sums_gradients,
-        "with one replica, there is nothing to compare. Leave it out, or use several replicas",
+        "with one replica, there is nothing to compare. Remove the flag, or use several replicas",
     ),
     Effect(
         "keep checkpoint_async checkpoint_strict",
         lambda c, job: c.best or any(c.parsed.checkpoint_every),
-        "no checkpoint is saved, except on preemption. Add --checkpoint_every or --best, or leave it out",
+        "no checkpoint is saved, except on preemption. Add --checkpoint_every or --best, or remove the flag",
     ),
     Effect(
         "momentum_correction",
         lambda c, job: c.parsed.optimizer.name != "sgd" or c.parsed.optimizer.args.get("momentum"),
-        "sgd has no momentum by default. Write --optimizer='sgd(momentum=0.9)', or leave it out",
+        "sgd has no momentum by default. Use --optimizer='sgd(momentum=0.9)', or remove the flag",
     ),
-    Effect("shard_min_elements", lambda c, job: c.shard != "none", "nothing is sharded. Add --shard, or leave it out"),
+    Effect("shard_min_elements", lambda c, job: c.shard != "none", "nothing is sharded. Add --shard, or remove it"),
     Effect(
         "batch_norm",
         lambda c, job: job.has_batch_norm,
-        "the model has no BatchNormalization layer. Leave it out, or add such layers",
+        "the model has no BatchNormalization layer. Remove the flag, or add such layers",
     ),
     Effect(
         "data_dir",
         lambda c, job: job.uses_data_dir,
-        "the data set does not read files from there. Leave it out, or choose another --dataset",
+        "the data set does not read files from there. Remove the flag, or choose another --dataset",
     ),
 )
 
 
-def effect_warnings(config: Any, job: Job, strategy: Declaration) -> list[str]:
+def effect_warnings(config: Any, job: JobProperties, strategy: Declaration) -> list[str]:
     """Returns a warning for each flag that differs from its default but has no effect, in field order.
 
     The strategy must not be "auto". Flags that the configuration does not have are skipped.
@@ -335,10 +335,10 @@ def _unsupported_options(config: Any, strategy: Declaration) -> Iterator[tuple[s
         is_other_option = flag.is_option and strategy.options is not None and field.name not in strategy.options
         if is_other_option and not flag.neutral_values and getattr(config, field.name) != field.default:
             names = " or ".join(strategies_with(field.name))
-            yield field.name, f"it is for --strategy={names}, and the strategy is {strategy.name}. Leave it out"
+            yield field.name, f"it is for --strategy={names}, and the strategy is {strategy.name}. Remove the flag"
 
 
-def _ineffective_flags(config: Any, job: Job) -> Iterator[tuple[str, str]]:
+def _ineffective_flags(config: Any, job: JobProperties) -> Iterator[tuple[str, str]]:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for flags, has_effect, reason in EFFECTS:
         for flag in flags.split():

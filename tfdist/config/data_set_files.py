@@ -1,4 +1,4 @@
-"""The names of the library's data sets, the locations of their files, and errors for missing files."""
+"""Names the library's data sets, finds their files, and reports missing files."""
 
 import glob
 import hashlib
@@ -29,10 +29,10 @@ _EXISTS = {"file": os.path.isfile, "folder": os.path.isdir}
 
 
 def _resolve_path(path: str, data_dir: str | None) -> str:
-    """Returns a path with ~ expanded; relative paths are relative to `data_dir`, if given."""
+    """Returns a path with ~ expanded; relative paths are relative to `data_dir`, if it is set."""
     if not isinstance(path, str) or not path:
         raise InputError(
-            f'A data set of files needs a path. Received: {path!r}. Write it after the colon, or path="...".'
+            f'A data set of files needs a path. Received: {path!r}. Specify it after the colon, or as path="...".'
         )
     folder = os.path.expanduser(data_dir) if data_dir else ""
     return os.path.join(folder, os.path.expanduser(path))

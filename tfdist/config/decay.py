@@ -94,8 +94,8 @@ class CosineRestarts(Decay):
 
     name: ClassVar[str] = "cosine_restarts"
     first: int = integer(REQUIRED, 1, "steps")  # number of steps of the first cycle
-    # Ratios between 1 and 1.1 give too many cycles to tabulate.
-    # Ratio of the lengths of successive cycles; 1, or at least 1.1.
+    # Ratio of the lengths of successive cycles: 1, or at least 1.1, because ratios in between result in too many cycles
+    # to tabulate.
     t_mul: float = parameter(
         2.0, lambda x: is_number(x) and (x == 1 or 1.1 <= x <= 1000), "1, or a number in [1.1, 1000]"
     )
@@ -111,7 +111,7 @@ class OneCycle(Decay):
     """
 
     name: ClassVar[str] = "one_cycle"
-    warmup_conflict: ClassVar[str] = "one_cycle begins with a rise of its own, pct_start of the run"
+    warmup_conflict: ClassVar[str] = "one_cycle begins with its own rise, for the fraction pct_start of the run"
     ends_with_run: ClassVar[bool] = True
     pct_start: float = number(0.3, "(0, 1)")  # fraction of the run in which the rate rises, in (0, 1)
     div_factor: float = number(25.0, "[1, inf)")  # ratio of the peak to the initial rate, at least 1
@@ -130,7 +130,7 @@ class Plateau(Decay):
     `keras.callbacks.ReduceLROnPlateau` has the same names and defaults.
     """
 
-    warmup_conflict: ClassVar[str] = "plateau changes a rate that is constant otherwise"
+    warmup_conflict: ClassVar[str] = "plateau reduces a rate that is otherwise constant"
     name: ClassVar[str] = "plateau"
     # Name of the metric, with the prefix `val_` for an evaluation.
     monitor: str = parameter(
@@ -167,5 +167,5 @@ def parse_decay(text: str) -> Decay:
     """Parses a name in `DECAYS` with its arguments, such as `cosine(to=0.0)`, or `package.module:function(...)`."""
     if ":" in text.partition("(")[0]:
         return CustomDecay(parse(text))
-    own = " For your own, use package.module:function"
+    own = " For your own schedule, use package.module:function"
     return parse_kind(text, DECAYS, "decay", words=("monitor", "mode", "anneal"), remedy=own)

@@ -1,4 +1,4 @@
-"""Flags as dataclass fields: help, topic, range, known names, and validation."""
+"""Declares flags as dataclass fields, and validates and parses their values."""
 
 import copy
 import dataclasses
@@ -28,13 +28,13 @@ OUTPUT = "Output and checkpoints"
 CHECKS = "Checks"
 TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
 NO_EFFECT_HELP = "Accepted but ignored, so that flag files of tfdist train can be used"
-# Precisions of other libraries, and those of tfdist.
+# Names of precisions in other libraries, and in tfdist.
 _SYNONYMS = {"16": "mixed_float16", "fp16": "mixed_float16", "half": "mixed_float16", "bf16": "mixed_bfloat16"}
 Config = TypeVar("Config")
 ANY_TEXT = ".*"  # for `Flag.safe_values`
 CATALOG_NAME = r"\w+"  # resolved by a catalog of the library or of Keras only
 LOGGERS = ("tensorboard", "mlflow", "wandb")
-AUTO = "auto"  # searches for a layout
+AUTO = "auto"  # the value of --layout that starts a search for a layout
 
 
 def check_name(flag: str, text: str, known_names: tuple[str, ...]) -> None:
@@ -56,7 +56,7 @@ def _remedy(name: str, known_names: tuple[str, ...]) -> str:
     if name in _TFDS_NAMES and "tfds:" in known_names:
         return f"Write tfds:{name}."
     module, _, attribute = name.rpartition(".")
-    return f"For your own, use {module or 'package.module'}:{attribute if module else 'function'}."
+    return f"For your own function, use {module or 'package.module'}:{attribute if module else 'function'}."
 
 
 class Flag(NamedTuple):
@@ -188,7 +188,7 @@ def unsafe_fields(config: Any) -> list[str]:
 
 
 def takes_options(config: Any, trait: str = "") -> Callable[[Callable], Callable]:
-    """Returns a decorator that shows the fields of a configuration with a trait in place of a function's `**options`."""
+    """Returns a decorator that replaces `**options` in a signature by a configuration's fields, or those with a trait."""
 
     def decorate(fn: Callable) -> Callable:
         signature = inspect.signature(fn)

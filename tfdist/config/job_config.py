@@ -142,6 +142,6 @@ class RunConfig(JobConfig, ParameterServerOptions):
         if parse_all_reduce(self.all_reduce).is_measured:
             raise InputError(
                 "--all_reduce=auto is measured by tfdist's own trainer only. Received: "
-                f"{flag_text('all_reduce', self.all_reduce)}. Name an algorithm, give the table of another run as "
+                f"{flag_text('all_reduce', self.all_reduce)}. Specify an algorithm, pass the table of another run as "
                 "auto(table=FILE), or use `tfdist train`."
             )

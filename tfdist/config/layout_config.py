@@ -44,26 +44,26 @@ class LayoutConfig(TrainConfig):
         False, "Measure the time of each stage of a pipeline on this device, and predict the time of a step."
     )
     processes: int = device_flag(
-        0, f"Number of processes that train, each one replica, for --strategy={' or '.join(_PROCESS_STRATEGIES)}."
+        0, f"Number of training processes, each with one replica, for --strategy={' or '.join(_PROCESS_STRATEGIES)}."
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.strategy in _PROCESS_STRATEGIES) != bool(self.processes):
             raise conflict_error(
-                "The plan of replicas needs the number of their processes: give both --strategy="
+                "A plan for replicas needs their number of processes: specify both --strategy="
                 f"{' or '.join(_PROCESS_STRATEGIES)} and --processes or neither.",
                 self,
                 ("strategy", "processes"),
             )
         if self.has_stages and not (self.mesh_shape and "stage" in self.parsed.mesh_shape.axes):
-            rule = "The plan of a pipeline needs its number of stages: give --mesh_shape with an axis stage, such as stage:4."
+            rule = "A plan for a pipeline needs its number of stages: specify --mesh_shape with an axis stage, such as stage:4."
             raise conflict_error(rule, self, ("mesh_shape", "strategy"))
         if self.measure_stages and not self.has_stages:
             rule = "Only a pipeline has stages: add --mesh_shape=stage:4, for example, or leave out --measure_stages."
             raise conflict_error(rule, self, ("strategy", "measure_stages"))
         if (self.layout == AUTO) != bool(self.memory_gb):
-            rule = "A search for a layout needs a memory limit: give both --layout=auto and --memory_gb or neither."
+            rule = "A search for a layout needs a memory limit: specify both --layout=auto and --memory_gb or neither."
             raise conflict_error(rule, self, ("layout", "memory_gb"))
 
     @property

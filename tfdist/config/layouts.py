@@ -1,4 +1,4 @@
-"""Layouts, which map named dims of tensors to mesh axes, and the grid of a job's processes. Does not import TensorFlow.
+"""Layouts, which map named dims of tensors to mesh axes, and grids of processes. Does not import TensorFlow.
 
 A rule such as `heads:model` applies to every tensor with a dim of that name. Dims without a rule are replicated.
 """
@@ -27,7 +27,7 @@ class Layout:
         """Returns the fully replicated layout of a tensor with `rank` dims."""
         return cls((None,) * rank)
 
-    def parts(self, mesh: Mesh) -> int:
+    def shard_count(self, mesh: Mesh) -> int:
         """Returns the number of different shards of the tensor."""
         return math.prod(mesh.axes[axis] for axis in self.axes if axis)
 
@@ -37,7 +37,7 @@ class Layout:
 
 
 STAGES = ("none", "optimizer", "gradients", "parameters")
-REPLICA_STAGES = STAGES[:2]  # supported with one replica per process
+REPLICA_STAGES = STAGES[:2]  # the stages that are supported with one replica per process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +159,7 @@ def layout_by_rules(
 ) -> Layout:
     """Applies rules to one tensor, with the name of each dim, None for dims that are always replicated.
 
-    `lenient` dims are replicated if their size is not a multiple of their axis. `name` is for messages.
+    `lenient` dims are replicated if their size is not a multiple of their axis. `name` is used only in error messages.
 
     Raises:
       InputError: two dims are mapped to one axis, or the size of a dim is not a multiple of its axis.
@@ -176,13 +176,13 @@ def layout_by_rules(
             first_dim = dims[axes.index(axis)]
             raise InputError(
                 f"--layout puts {first_dim} and {dims[i]} of {name} on the axis {axis}; an axis can shard only one dim of "
-                "a tensor. Leave out one rule, or rename a dim (tfdist.name_dims for weights, tfdist.constrain for "
+                "a tensor. Remove one rule, or rename a dim (tfdist.name_dims for weights, tfdist.constrain for "
                 "activations)."
             )
         if shape[i] % mesh.axes[axis]:
             raise InputError(
-                f"--layout shards {dims[i]} of {name} over the {mesh.axes[axis]} devices of {axis}, which must divide "
-                f"it. Received: {dims[i]} of {shape[i]}. Change the rule, the mesh or the model."
+                f"--layout shards {dims[i]} of {name} over the {mesh.axes[axis]} devices of {axis}, whose number must "
+                f"divide its size. Received: {dims[i]} of size {shape[i]}. Change the rule, the mesh or the model."
             )
     return Layout(axes)
 
@@ -227,14 +227,14 @@ class ProcessGrid:
 
     stages: int
     replicas: int  # number of pipelines; each has its own rows of a batch
-    devices: int = 1  # number of devices of each process, over which its layers are spread
+    devices: int = 1  # number of devices of each process, over which its layers are sharded
 
     def coordinates(self, rank: int) -> tuple[int, int]:
         """Returns the stage and the replica of a rank."""
         return divmod(rank, self.replicas)
 
     def role(self, rank: int) -> str:
-        """Returns the role of a rank, for messages, such as `stage 1` or, with several pipelines, `stage 1, replica 0`."""
+        """Returns the role of a rank as text: `stage 1` or, with several pipelines, `stage 1, replica 0`."""
         stage, replica = self.coordinates(rank)
         return f"stage {stage}" + (f", replica {replica}" if self.replicas > 1 else "")
 
@@ -243,13 +243,13 @@ class ProcessGrid:
         return [stage * self.replicas + replica for replica in range(self.replicas)]
 
     def ranks_of_replica(self, replica: int) -> list[int]:
-        """Returns the ranks of one pipeline, in the order of their stages; neighbours exchange activations."""
+        """Returns the ranks of one pipeline, in the order of their stages; neighbors exchange activations."""
         return [stage * self.replicas + replica for stage in range(self.stages)]
 
     def groups(self) -> list[list[int]]:
         """Returns all sets of ranks that communicate, which engines need at startup.
 
-        Any two stages of a pipeline may exchange messages: neighbours exchange activations, stages with tied weights gradients.
+        Any two stages of a pipeline may exchange messages: neighbors exchange activations, stages with tied weights gradients.
         """
         pipelines = [self.ranks_of_replica(replica) for replica in range(self.replicas)]
         pairs = [list(pair) for ranks in pipelines for pair in itertools.combinations(ranks, 2)]
@@ -260,8 +260,8 @@ def check_axes(mesh: Mesh, layout: str = "") -> None:
     """Raises `InputError` unless a mesh and a `--layout` are valid for a pipeline."""
     if list(mesh.axes) != [axis for axis in _AXES if axis in mesh.axes]:  # so that the ranks of a stage are adjacent
         raise InputError(
-            f"The axes of a pipeline are stage, data and model, in this order. Received: --mesh_shape={mesh}. Write for "
-            "example stage:2;data:2, or use --strategy=mesh, which shards layers over devices."
+            f"The axes of a pipeline are stage, data and model, in this order. Received: --mesh_shape={mesh}. For "
+            "example, pass stage:2;data:2, or use --strategy=mesh, which shards layers over devices."
         )
     misplaced_rules = [
         f"{dim}:{axis}" for dim, axis in split_rules(layout).items() if axis != "model" or dim == "batch"
@@ -269,13 +269,13 @@ def check_axes(mesh: Mesh, layout: str = "") -> None:
     if misplaced_rules:
         raise InputError(
             "The --layout of a pipeline shards dims of layers over the axis model; rows belong to the axis data. Received: "
-            f"{misplaced_rules[0]} in --layout={layout}. Write for example heads:model;ffn:model."
+            f"{misplaced_rules[0]} in --layout={layout}. For example, pass heads:model;ffn:model."
         )
     has_axis, has_rules = mesh.axes.get("model", 1) > 1, bool(split_rules(layout))
     if has_axis and not has_rules or has_rules and "model" not in mesh.axes:
         raise InputError(
-            "In a pipeline, the axis model of --mesh_shape and rules for what --layout shards over it need each other. "
-            f"Received: --mesh_shape={mesh} --layout={layout}. Write for example stage:2;model:2 and heads:model;ffn:model."
+            "In a pipeline, an axis model in --mesh_shape and rules for it in --layout require each other. "
+            f"Received: --mesh_shape={mesh} --layout={layout}. For example, pass stage:2;model:2 and heads:model;ffn:model."
         )
 
 
@@ -288,6 +288,6 @@ def parse_grid(mesh_shape: str, processes: int, layout: str = "") -> ProcessGrid
         axes = "The axes of --mesh_shape" if devices == 1 else "The axes stage and data of --mesh_shape"
         raise InputError(
             f"{axes} must multiply to the number of processes. Received: {mesh} with {processes} "
-            f"process{'es' * (processes != 1)}. Start {mesh.size // devices}, or change --mesh_shape."
+            f"process{'es' * (processes != 1)}. Start {mesh.size // devices} processes, or change --mesh_shape."
         )
     return ProcessGrid(mesh.axes.get("stage", 1), mesh.axes.get("data", 1), devices)

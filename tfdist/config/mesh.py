@@ -13,7 +13,7 @@ from typing import TypeGuard
 from tfdist.errors import InputError, nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
-_RESERVED_NAMES = ("unsharded", "match", "any")  # by DTensor
+_RESERVED_NAMES = ("unsharded", "match", "any")  # names that DTensor reserves
 _MAX_DEVICES = 2**16  # more than any cluster has, few enough for fast planning
 _GRAMMAR = 'A mesh is a list of NAME:SIZE separated by ;, such as "data:2;model:4"'
 
@@ -30,7 +30,7 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def size_of(self, axis: str) -> int:
-        """Returns the size of an axis; if there is none of this name, the `InputError` suggests the nearest."""
+        """Returns the size of an axis; raises `InputError` with the nearest name if there is no such axis."""
         if axis not in self.axes:
             raise InputError(f"The mesh {self} has no axis {axis}.{nearest(axis, self.axes)}")
         return self.axes[axis]
@@ -59,13 +59,13 @@ def parse_mesh(text: str) -> Mesh:
         if name in axes:
             raise error(", each name once", f"{name} twice")
         if name in _RESERVED_NAMES:
-            raise error(f", with names other than {' and '.join(_RESERVED_NAMES)}", repr(part.strip()))
+            raise error(f", with names other than {', '.join(_RESERVED_NAMES)}", repr(part.strip()))
         if not size:
             raise error(", each of at least 1 device", repr(part.strip()))
         axes[name] = size
     mesh = Mesh(axes)
     if not axes:
-        raise error("", "no axis")
+        raise error("", "an empty list")
     if mesh.size > _MAX_DEVICES:
         raise error(f", of at most {_MAX_DEVICES} devices", str(mesh.size))
     return mesh

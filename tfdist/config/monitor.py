@@ -15,7 +15,7 @@ class Interval(NamedTuple):
     """An interval in steps or seconds; 0 for both means never."""
 
     steps: int = 0
-    seconds: float = 0.0  # wall time
+    seconds: float = 0.0  # seconds of wall time
 
 
 def parse_interval(text: str) -> Interval:

@@ -1,4 +1,4 @@
-"""Values such as `cosine(to=0.1)` as dataclasses, whose fields state what their parameters accept."""
+"""Defines values such as `cosine(to=0.1)` as dataclasses, whose fields state what the parameters accept."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from tfdist.config.spec import call, parse, spec_of
 from tfdist.errors import InputError, as_python, is_integer, is_number, nearest
 
-REQUIRED = dataclasses.MISSING  # the default of a parameter without one
+REQUIRED = dataclasses.MISSING  # marks a parameter without a default
 Kind = TypeVar("Kind", bound="Parameters")
 
 
@@ -19,7 +19,7 @@ def parameter(default: Any, accepts: Callable[[Any], bool], values: str) -> Any:
 
 
 def integer(default: Any, minimum: int, unit: str) -> Any:
-    """Returns the field of a number of `unit`."""
+    """Returns the field of an integer of at least `minimum`; `unit` is what it counts, in the plural."""
     return parameter(
         default, lambda value: is_integer(value) and value >= minimum, f"a number of {unit}, at least {minimum}"
     )
@@ -40,7 +40,7 @@ def number(default: Any, interval: str) -> Any:
 
 
 def boolean(default: bool) -> Any:
-    """Returns the field of a truth value."""
+    """Returns the field of a bool."""
     return parameter(default, lambda value: isinstance(value, bool), "True or False")
 
 
@@ -58,7 +58,7 @@ class Parameters:
     """
 
     name: ClassVar[str]  # name of the value in the flag
-    guide: ClassVar[str] = ""  # page that explains the parameters, for messages; may be empty
+    guide: ClassVar[str] = ""  # page that explains the parameters, for error messages; may be empty
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -1,4 +1,4 @@
-"""Options of pipelines: schedules, micro-batches, cuts and layouts of stages. Does not import TensorFlow."""
+"""Parses and checks the options of pipelines. Does not import TensorFlow."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ class BalancedCut(Parameters):
 
 @dataclasses.dataclass(frozen=True)
 class LayerCut:
-    """A cut after given layers."""
+    """A cut after the named layers."""
 
     names: tuple[str, ...]  # name of the last layer of each stage, except for the last stage
 
@@ -50,7 +50,7 @@ def parse_cut(text: str) -> BalancedCut | LayerCut:
         )
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
-        raise InputError(f"A cut must name different layers. Received: {duplicate} twice, in {text!r}. Name each once.")
+        raise InputError(f"A cut must name different layers. Received: {duplicate} twice, in {text!r}. Remove one.")
     return LayerCut(names)
 
 
@@ -118,15 +118,15 @@ def parse_pipeline_schedule(text: str) -> PipelineSchedule:
 DEFAULT_SCHEDULE = OneFOneB.name
 ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")
 
-# Options that need all stages at the end of each step, with the rule and the remedy.
+# By option that requires a flush at the end of each step: the rule and the remedy, for schedules without one.
 _FLUSH_RULES = {
     "clip_norm": "Stages are updated before the norm of all gradients is known: leave out --clip_norm",
-    "loss_scale": "A loss scale skips a step in all stages, and these are updated one after the other: use "
+    "loss_scale": "A loss scale skips a step in all stages, but stages are updated one after the other: use "
     "--precision=mixed_bfloat16",
     "shared": "Stages are updated one after the other, and a variable of several stages would differ between them: "
     "untie it",
-    "shard": "Stages are updated inside of the loop of steps: leave out --shard",
-    "activation_compression": "Messages of these schedules are exact: leave out --activation_compression",
+    "shard": "Stages are updated inside the loop of steps: leave out --shard",
+    "activation_compression": "Schedules without a flush cannot compress messages: leave out --activation_compression",
     "find": "A search needs gradients of the newest weights: search with another --pipeline_schedule",
 }
 

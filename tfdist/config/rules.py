@@ -49,7 +49,7 @@ def user_methods(text: str) -> set[str]:
 
 
 def first_match(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
-    """Returns the rule for a variable, or None."""
+    """Returns the first rule that applies to a variable, or None."""
     return next((rule for rule in rules if rule.applies_to(path, size)), None)
 
 
@@ -91,7 +91,7 @@ def parse_specs(text: str) -> list[Spec]:
     names = [spec.name for spec in specs]
     duplicates = [name for name in names if names.count(name) > 1]
     if duplicates:
-        raise InputError(f"{duplicates[0]} is given twice")
+        raise InputError(f"{duplicates[0]} is specified twice")
     return specs
 
 

@@ -12,9 +12,9 @@ _BYTE_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*"
 
 
 def parse_byte_size(size: int | str, name: str) -> int:
-    """Returns a size in bytes, at least 1, of a number or a string such as "2GiB", "1.5 GiB" or "500MB".
+    """Returns a size in bytes, at least 1, from a number or a string such as "2GiB", "1.5 GiB" or "500MB".
 
-    Units are powers of 1024: `64KB`, `64KiB`, `64K` and `64kb` are equal. `name` is that of the size, for messages.
+    Units are powers of 1024: `64KB`, `64KiB`, `64K` and `64kb` are equal. `name` is used only in error messages.
     """
     match = _BYTE_SIZE.fullmatch(str(size))
     power = " KMGT".index((match[2] or " ").upper()) if match else 0
@@ -54,11 +54,11 @@ class BatchSizeSearch(Parameters):
     """
 
     name: ClassVar[str] = "batch_size"
-    # Memory limit for all processes of a trial together, in bytes or such as "2GiB"; "" for all available memory.
+    # Memory limit for all processes of a trial together, in bytes or as in "2GiB"; "" for all available memory.
     memory: int | str = ""
     max: int = integer(0, 0, "examples")  # largest global batch size to try; 0 for the number of training examples
-    # Minimum number of steps of a trial, at least 4; the second half is timed. Trials of less than a second run more
-    # steps.
+    # Minimum number of steps of a trial, at least 4. Only the second half is timed. Trials of less than a second
+    # run more steps.
     steps: int = integer(20, 4, "steps")
     processes: int = integer(1, 1, "processes")  # number of processes of a trial, on this host
     launcher: str = "tensorflow"  # launcher of these processes; see `Job`, which validates it

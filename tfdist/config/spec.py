@@ -59,7 +59,7 @@ def parse(text: str, words: Iterable[str] = ()) -> Spec:
     Raises:
       InputError: `text` does not follow the grammar; the message contains the column, counted from 1.
     """
-    text = _quote_words(re.sub(r"[\r\n]", " ", text.strip()), words)  # so that columns are those of one line
+    text = _quote_words(re.sub(r"[\r\n]", " ", text.strip()), words)  # so that columns refer to one line
     name = _NAME.match(text)
     if name is None or not name.group():
         _fail(text, 0, "expected a name")
@@ -99,10 +99,10 @@ def _parse_arguments(text: str, opening: int) -> dict[str, Any]:
         fail(1, 'expected the end after the first ")"')
     args: dict[str, Any] = {}
     for argument in call.args:
-        fail_at(argument, "expected key=value, arguments are given by name")
+        fail_at(argument, "expected key=value, arguments are passed by name")
     for keyword in call.keywords:
         if keyword.arg is None or keyword.arg in args:
-            fail_at(keyword, f'"{keyword.arg}" is given twice' if keyword.arg else "expected key=value")
+            fail_at(keyword, f'"{keyword.arg}" is specified twice' if keyword.arg else "expected key=value")
         try:
             # Only values whose repr is a literal, which excludes 1e999.
             args[keyword.arg] = ast.literal_eval(repr(ast.literal_eval(keyword.value)))
@@ -119,7 +119,7 @@ def _fail(text: str, position: int, problem: str) -> NoReturn:
 
 
 def load_object(name: str) -> Any:
-    """Imports `package.module:attribute`, or raises `InputError`; the current directory is first, as by `python -m`."""
+    """Imports `package.module:attribute`, or raises `InputError`; searches the current directory first, like `python -m`."""
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py"):
         module = module_name.removesuffix(".py").strip("./").replace("/", ".")

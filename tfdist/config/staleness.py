@@ -16,11 +16,11 @@ APPLY, REJECT, SCALE = "apply", "reject", "scale"
 AGAIN, DROPPED = "again", "dropped"
 EXACT, LAZY = "exact", "lazy"
 BY_SIZE, ROUND_ROBIN, HASH = "by_size", "round_robin", "hash"
-MIN_TABLE_BYTES = 256 << 10  # as for sparse gradients with other strategies
+MIN_TABLE_BYTES = 256 << 10  # the same as for sparse gradients with other strategies
 # Compression methods whose code a server can decode without the code of other workers.
 PUSHED_METHODS = ("fp16", "bf16", "int8", "qsgd", "terngrad", "onebit", "signsgd", "topk")
 
-# Parameters of each rule, and how to write it.
+# Parameters of each rule, and an example.
 _PARAMETERS = {
     SYNC: ((), SYNC),
     BACKUP: (("workers",), "backup(workers=1)"),
@@ -73,7 +73,7 @@ class Staleness:
     fraction: float = 1.0  # for "quorum", the fraction of the workers for whose shares an update waits
     late: LateGradients = LateGradients()  # what happens to a gradient of old weights
     pull_every: int = 1  # maximum number of steps that a worker computes from the same weights
-    path: str = ""  # for "replay", the output directory of the run whose updates are made again
+    path: str = ""  # for "replay", the output directory of the run whose updates are repeated
 
     def __str__(self) -> str:
         arguments = [str(self.bound)] if self.bound is not None else []
@@ -103,7 +103,7 @@ class Staleness:
         """Returns the number of shares for which an update waits, if workers compute shares.
 
         Raises:
-          InputError: these are none, or with "backup" and "quorum", those of all workers.
+          InputError: with "backup" or "quorum", an update would wait for no share, or for the shares of all workers.
         """
         if not self.drops_shares:
             return workers
@@ -111,7 +111,7 @@ class Staleness:
         if not 0 < count < workers:
             raise InputError(
                 f"--staleness={self} must wait for the shares of some workers, but not of all. Received: "
-                f"{count_of(workers, 'worker')}. Start more, or use --staleness=sync."
+                f"{count_of(workers, 'worker')}. Start more workers, or use --staleness=sync."
             )
         return count
 
@@ -184,7 +184,7 @@ def _parse_call(
     except InputError:
         arguments = {"": None}
     if not arguments.keys() <= {*keys}:
-        raise InputError(f"{text}: the arguments of {name} must be {', '.join(keys) or 'left out'}. Write {example}")
+        raise InputError(f"{text}: {name} takes {', '.join(keys) or 'no arguments'}. Write {example}")
     return name, arguments
 
 
@@ -196,14 +196,14 @@ def count_workers(servers: int, processes: int, tf_config_servers: int = 0) -> i
     """
     if tf_config_servers and servers not in (-1, tf_config_servers):
         raise InputError(
-            f"--servers must be the number of parameter servers in TF_CONFIG. Received: --servers={servers} and "
-            f"{tf_config_servers}. Leave it out."
+            f"--servers must be the number of parameter servers in TF_CONFIG. Received: --servers={servers}, but "
+            f"{tf_config_servers} in TF_CONFIG. Leave out --servers."
         )
     servers = (tf_config_servers or 1) if servers < 0 else servers
     if servers >= processes:
         raise InputError(
             f"A job needs a worker besides its servers. Received: --servers={servers} and {count_of(processes, 'process')}. "
-            f"Start more: tfdist launch --processes=2 --servers={servers} -- ..."
+            f"Start more processes: tfdist launch --processes=2 --servers={servers} -- ..."
         )
     return processes - servers
 
@@ -221,11 +221,11 @@ class ParameterServerOptions:
     staleness: str = strategy_option(
         SYNC,
         "When gradients are applied, for --strategy=parameter_server: sync (those of all workers together), ssp(2) (the same, "
-        "but a worker may be 2 steps ahead of the slowest), backup(workers=1) (together, without those of the last worker), "
-        "quorum(fraction=0.5) (together, as soon as half of the workers have theirs), bounded(4) (each gradient alone, at "
-        "most 4 updates after its weights were read) or async (no bound). With the last two, late=scale(0.1) multiplies a "
+        "but a worker may be 2 steps ahead of the slowest), backup(workers=1) (together, except the slowest worker's), "
+        "quorum(fraction=0.5) (together, as soon as half of the workers have gradients), bounded(4) (each gradient alone, at "
+        "most 4 updates after its weights were read) or async (no bound). With bounded and async, late=scale(0.1) multiplies a "
         "gradient of staleness s by 1 / (1 + 0.1 s), and with pull_every=4, a worker computes up to 4 steps from the same "
-        "weights. async(late=reject(after=8)) computes steps again whose gradients are older. replay(RUN) repeats the updates "
+        "weights. async(late=reject(after=8)) repeats steps whose gradients are older. replay(RUN) repeats the updates "
         "of an earlier run.",
         parse=parse_staleness,
         safe_values=ANY_TEXT,
@@ -238,13 +238,13 @@ class ParameterServerOptions:
     )
     shard_variables: str = strategy_option(
         BY_SIZE,
-        "Which server has which variable, for --strategy=parameter_server: by_size (the largest first, each where the fewest "
-        "bytes are), round_robin (in turn, in the order of the model) or hash (of the variable's path).",
+        "How variables are assigned to servers, for --strategy=parameter_server: by_size (the largest first, each to the "
+        "server with the fewest bytes), round_robin (in the order of the model) or hash (of the variable's path).",
         choices=(BY_SIZE, ROUND_ROBIN, HASH),
     )
     min_table_bytes: int = strategy_option(
         MIN_TABLE_BYTES,
-        "Minimum size of an embedding whose rows are split over the servers, for --strategy=parameter_server: workers pull "
-        "and push the rows that they use.",
+        "Minimum size in bytes of an embedding whose rows are split over the servers, for --strategy=parameter_server: workers "
+        "pull and push the rows that they use.",
         minimum=0,
     )

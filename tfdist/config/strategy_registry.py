@@ -53,8 +53,8 @@ class Processes(enum.Enum):
     ANY = "one or several processes; the strategy detects what the environment does not provide"
 
 
-# By flag, the reason why it must have its default and the remedy, as a sentence, or a pair of a condition on the typed value
-# and this sentence.
+# By flag, a sentence: the reason why the flag must keep its default, and the remedy. Or a pair of a condition on the typed
+# value, in which the flag is refused, and this sentence.
 Refusals = Mapping[str, str | tuple[Callable[[Any], bool], str]]
 
 
@@ -87,7 +87,7 @@ class Declaration:
     # The accepted values of flags that several strategies take.
     accepts: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     # Takes this process's position in the job and its number of devices; returns whether `--strategy=auto` selects this
-    # strategy, which at most one may do. None for never.
+    # strategy; at most one strategy may return True. None for never.
     auto: Callable[[Cluster, int], bool] | None = None
     # Takes a configuration; raises `InputError` if the strategy's options conflict.
     check: Callable[[Any], None] | None = None
@@ -97,7 +97,7 @@ class Declaration:
     # created outside of its scope.
     runs_keras_fit: bool = True
     single_device_advice: str = ""  # advice for a user who selects it with a single device, as a sentence; may be empty
-    adopts: tuple[str, ...] = ()  # names of the tf.distribute classes whose objects it can use
+    adopts: tuple[str, ...] = ()  # names of the tf.distribute classes whose instances it can use
     smoke_tests: tuple[SmokeTest, ...] = ()  # tests on one machine; empty if the strategy needs special hardware
 
 
@@ -138,7 +138,7 @@ DECLARATIONS = (
         processes=Processes.ONE,
         options=("devices", *_ALL_REDUCE_OPTIONS),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
-        single_device_advice="Give --devices=N for N of them, or use --strategy=single.",
+        single_device_advice="Pass --devices=N to use N devices, or use --strategy=single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
         smoke_tests=(SmokeTest(options={"devices": 2}),),
     ),
@@ -163,7 +163,7 @@ DECLARATIONS = (
             "compression": "No compression method has been tested on a TPU: use --compression=none there.",
             "sync": "On a TPU, all replicas run one program and cannot have weights of their own: use --sync=every_step.",
             "balance": _EQUAL_ROWS,
-            "all_reduce": "The cores of a TPU have no groups: leave out --all_reduce or use another --strategy.",
+            "all_reduce": "The cores of a TPU cannot communicate in groups: leave out --all_reduce or use another --strategy.",
         },
         runs_keras_fit=False,
     ),
@@ -183,7 +183,7 @@ DECLARATIONS = (
                 install=f"pip install mpich && {_INSTALL_HOROVOD} --mpi",
             ),
         ),
-        single_device_advice="No launcher started this process: start it by `tfdist launch --processes=N "
+        single_device_advice="No launcher started this process: start it with `tfdist launch --processes=N "
         "--launcher=horovod -- ...` or horovodrun, or use strategy single.",
     ),
     Declaration(
@@ -193,7 +193,7 @@ DECLARATIONS = (
         refuses={
             "balance": _EQUAL_ROWS,
             "compression": "On a mesh, DTensor reduces gradients itself: leave out --compression or use another --strategy.",
-            "sync": "On a mesh there is one replica, spread over devices: leave out --sync or use another --strategy.",
+            "sync": "On a mesh, there is one replica, sharded over devices: leave out --sync or use another --strategy.",
             "all_reduce": "On a mesh, DTensor reduces gradients itself: leave out --all_reduce or use another --strategy.",
             "jit_compile": "On a mesh, DTensor compiles its programs itself: leave out --jit_compile or use another "
             "--strategy.",
@@ -201,7 +201,7 @@ DECLARATIONS = (
         check=_check_mesh,
         runs_keras_fit=False,
         smoke_tests=(SmokeTest(options={"devices": 2}),),
-        single_device_advice="Give --devices=N or --mesh_shape=data:2;model:2, or use --strategy=single.",
+        single_device_advice="Pass --devices=N or --mesh_shape=data:2;model:2, or use --strategy=single.",
     ),
     Declaration(
         name="pipeline",
@@ -227,7 +227,7 @@ DECLARATIONS = (
             "jit_compile": "Stages of a pipeline communicate within a step: leave out --jit_compile.",
             "compression": (
                 is_auto,
-                "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto.",
+                "Each stage of a pipeline would measure and choose by itself: specify a method instead of --compression=auto.",
             ),
         },
         check=check_pipeline,
@@ -237,7 +237,7 @@ DECLARATIONS = (
             SmokeTest(processes=2, options={"micro_batches": 2}),
             SmokeTest(processes=2, options={"micro_batches": 2, "mesh_shape": "stage:2;model:2", "layout": "in:model"}),
         ),
-        single_device_advice="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
+        single_device_advice="Start several processes with `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),
     Declaration(
         name="parameter_server",
@@ -247,13 +247,13 @@ DECLARATIONS = (
         refuses={
             "compression": (
                 lambda rules: not method_names(rules) <= {*PUSHED_METHODS, "none"},
-                "Workers push gradients that a server decodes without those of other workers, or the user's code: use "
+                "A server decodes the gradients of each worker separately, and without the user's code: use "
                 f"{', '.join(PUSHED_METHODS)}, or leave out --compression.",
             ),
             "compression_check_every": "Workers of parameter servers have no exact sum to compare with: leave out "
             "--compression_check_every.",
             "sync": "Workers of parameter servers have no optimizer to train locally: leave out --sync, and see --staleness.",
-            "balance": "Parameter servers give work to whoever is free: leave out --balance.",
+            "balance": "Parameter servers assign work to any worker that is free: leave out --balance.",
             "all_reduce": "Parameter servers add gradients themselves: leave out --all_reduce.",
             "ema": "Parameter servers keep no average of the weights: leave out --ema.",
             "find": "A search needs gradients of one step at a time: use another --strategy for --find.",
@@ -263,7 +263,7 @@ DECLARATIONS = (
             count_workers(config.servers, cluster.size, cluster.servers)
         ),
         smoke_tests=(SmokeTest(processes=2),),
-        single_device_advice="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
+        single_device_advice="Start several processes with `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),
 )
 AUTO = "auto"
@@ -344,14 +344,14 @@ class JobOptions(Flags):
     )
     token_file: str = device_flag(
         "",
-        "File with the token that the processes of a job over several hosts share, if TFDIST_TOKEN is not set. Its mode must "
+        "File with the token that the processes of a job on several hosts share, if TFDIST_TOKEN is not set. Its mode must "
         "be 0600.",
         per_process=True,
         training_only=True,
     )
     insecure: bool = device_flag(
         False,
-        "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
+        "Run a job on several hosts without a token: anyone who can reach the coordinator can join it.",
         training_only=True,
     )
     start_timeout_seconds: float = device_flag(120.0, "Seconds to wait for the other processes at start-up.", minimum=1)

@@ -14,7 +14,7 @@ CLIENT_SIZES = ("equal", "power_law")
 DEFAULT = "every_step"
 
 
-_MULTIPLES = "numbers of at least 1, each a larger multiple of the one before, such as (4, 16)"
+_MULTIPLES = "numbers of at least 1, each a larger multiple of the previous one, such as (4, 16)"
 
 
 def _are_multiples(values: Any) -> bool:
@@ -121,7 +121,7 @@ class LocalSGD(Averaging):
         return 1
 
     @property
-    def lasts_until_next(self) -> bool:
+    def lasts_until_next_exchange(self) -> bool:
         """Whether an exchange lasts until the next one begins, which keeps the link busy."""
         return self.overlap and not self.delay
 
@@ -137,7 +137,7 @@ class LocalSGD(Averaging):
           sizes: sizes of the fragments in bytes. If an exchange lasts until the next one, each fragment gets a share of the
             period in proportion to its size, because all then need the same bandwidth; otherwise, an equal share.
         """
-        if not self.lasts_until_next:
+        if not self.lasts_until_next_exchange:
             return [self.period * fragment // self.fragment_count for fragment in range(self.fragment_count)]
         starts = itertools.accumulate(sizes[:-1], initial=0)
         return [
@@ -147,7 +147,7 @@ class LocalSGD(Averaging):
 
     def delays(self, offsets: Sequence[int]) -> list[int]:
         """Returns the number of steps until each fragment is used, given the result of `offsets`."""
-        if not self.lasts_until_next:
+        if not self.lasts_until_next_exchange:
             return [self.delay] * self.fragment_count
         return [end - begin for begin, end in itertools.pairwise([*offsets, self.period])]
 
@@ -179,7 +179,7 @@ class PostLocalSGD(LocalSGD):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HierarchicalLocalSGD(Averaging):
-    """Local SGD at several levels: frequent means over small groups of replicas, rarer ones over larger groups.
+    """Local SGD at several levels: frequent means over small groups of replicas, less frequent ones over larger groups.
 
     Like PyTorch's `HierarchicalModelAverager`: if several levels are due at a step, only the largest is exchanged.
     References: Lin et al., arXiv:1808.07217; Castiglia et al., arXiv:2007.13819.

@@ -56,7 +56,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     dataset: str = model_flag(
         "digits",
-        "Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME; files of your own, as images:DIR (a "
+        "Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME; your own files, as images:DIR (a "
         "folder per class), csv:FILE(label=...), npz:FILE or tfrecord:PATTERN(features=...), which docs/guides/data.md "
         f"explains; {USER_CODE}.",
         parse=parse,
@@ -66,7 +66,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     data_dir: str | None = model_flag(
         None,
-        "Directory with the files of the data set, in which relative paths are looked for. Defaults to the data set's own "
+        "Directory with the files of the data set, to which relative paths refer. Defaults to the data set's own "
         "location, or the current directory.",
         per_process=True,
         safe_values=ANY_TEXT,
@@ -80,11 +80,11 @@ class TrainConfig(TrainerOptions, JobConfig):
         training_only=True,
     )
     steps: int = duration_flag(0, "Number of steps (optimizer updates). 0 trains for --epochs.")
-    epochs: int = duration_flag(0, f"Number of epochs. 0 means {_DEFAULT_EPOCHS}, unless --steps is given.")
+    epochs: int = duration_flag(0, f"Number of epochs. 0 means {_DEFAULT_EPOCHS}, unless --steps is set.")
     early_stopping: str = duration_flag(
         "",
-        "Metric that ends the run when it no longer improves, such as val_loss(patience=3, min_delta=0): patience is in "
-        "evaluations. Empty disables it.",
+        "Metric that ends the run when it no longer improves, such as val_loss(patience=3, min_delta=0): patience is "
+        "counted in evaluations. Empty disables it.",
         parse=parse_early_stopping,
         training_only=True,
     )
@@ -146,8 +146,8 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     sync: str = gradient_flag(
         "every_step",
-        "How replicas are synchronized: every_step (gradients are summed in every step), or exchanges of weights by local_sgd, "
-        "post_local_sgd, hierarchical_local_sgd, diloco, easgd or fedavg (docs/guides/local_sgd.md).",
+        "How replicas are synchronized: every_step (gradients are summed in every step), or by exchanges of weights: "
+        "local_sgd, post_local_sgd, hierarchical_local_sgd, diloco, easgd or fedavg (docs/guides/local_sgd.md).",
         parse=parse_sync,
         fixed=True,
         safe_values="|".join(SYNCS),
@@ -216,7 +216,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         safe_values=ANY_TEXT,
     )
     overwrite: bool = output_flag(
-        False, "Delete the run that is in --output_dir, and start over. Other files in it stay.", training_only=True
+        False, "Delete the run that is in --output_dir, and start over. Other files there are kept.", training_only=True
     )
     log_every: int = output_flag(10, "Number of steps between metric records.", minimum=1)
     eval_every: int = output_flag(
@@ -250,7 +250,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     stall_shutdown_seconds: float = check_flag(
         600.0,
         "End all processes with exit code 4 if a call of the compiled loop takes this much longer than twice its usual "
-        "time. 0 disables it. The first call is exempt.",
+        "time. 0 disables this. The first call is exempt.",
     )
     check_sync_every: int = check_flag(
         0,
@@ -259,7 +259,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     find: str = check_flag(
         "",
         "Search instead of training: learning_rate(min=1e-7, max=10, steps=100), by a sweep over rates; or "
-        "batch_size(memory=..., max=..., steps=20, processes=1), by trials in processes of their own. docs/guides/finders.md "
+        "batch_size(memory=..., max=..., steps=20, processes=1), by trials in separate processes. docs/guides/finders.md "
         "explains both.",
         parse=parse_search,
         training_only=True,
@@ -286,14 +286,14 @@ def check_arguments(name: str, declaration: Declaration | None, sync: Sync | Non
 
 
 _NOT_VERIFIED: Refusals = {
-    "sync": "Replicas that train locally do not match one device, whatever the tolerance: leave out --sync.",
+    "sync": "Replicas that train locally do not match one device at any tolerance: leave out --sync.",
     "pipeline_schedule": (
         lambda schedule: isinstance(schedule, NO_FLUSH_SCHEDULES),
-        "Gradients of older weights do not match one device, whatever the tolerance: use another --pipeline_schedule.",
+        "Gradients of older weights do not match one device at any tolerance: use another --pipeline_schedule.",
     ),
     "decay": (
         lambda decay: isinstance(decay, Plateau),
-        "--decay=plateau depends on evaluations, and verify makes none. Leave it out.",
+        "--decay=plateau depends on evaluations, and verify makes none. Use another --decay.",
     ),
 }
 
@@ -323,7 +323,7 @@ class VerifyConfig(TrainConfig):
         if not self.tolerance and (self.precision == "mixed_float16" or lossy_flags):
             raise conflict_error(
                 "With float16 or compression, results differ from those of one device by more than rounding: set "
-                "--tolerance, or leave them out.",
+                "--tolerance, or use neither.",
                 self,
                 ("precision", *(lossy_flags or ("compression",))),
             )

@@ -11,10 +11,10 @@ from tfdist.config.search import BatchSizeSearch
 from tfdist.errors import InputError, byte_size, error_summary, is_integer, is_number, names_arguments
 from tfdist.launcher import spawn
 from tfdist.launcher.job import Job
-from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
+from tfdist.planning.trials import TRIAL_SECONDS, Trial, TrialProgram, Trials, available_bytes
 
 _SPEED_FRACTION = 0.95  # the smallest size with this fraction of the highest speed counts as the fastest
-_MAX_STEPS_PER_DOUBLING = 8  # sizes between a power of two and the next
+_MAX_STEPS_PER_DOUBLING = 8  # sizes that are tried between a size and its double
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +60,12 @@ class BatchSizes:
         """Returns the result in a few sentences."""
         limit = byte_size(self.memory_bytes)
         if self.fastest is None:
-            return f"No batch size fits: even {self.trials[0].batch_size} needs {self.trials[0].failure}."
+            return f"No batch size fits. The smallest, {self.trials[0].batch_size}: {self.trials[0].failure}."
         if any(trial.failure for trial in self.trials):
             largest = f"Largest that fits into {limit}: {self.largest}."
         else:
             largest = (
-                f"All sizes fit into {limit}; the largest that was tried is {self.largest}, of at most {self.max_size}."
+                f"All sizes fit into {limit}; the largest size tried is {self.largest}, of at most {self.max_size}."
             )
         speed = f"{self.fastest.examples_per_second:.0f} examples/s"
         return f"{largest} Fastest: {self.fastest.batch_size}, with {speed}."
@@ -120,7 +120,7 @@ def find_batch_size(
     *,
     max: int,
     memory: int | str = "",
-    seconds: float = SECONDS,
+    seconds: float = TRIAL_SECONDS,
     processes: int = 1,
     launcher: str = "tensorflow",
 ) -> BatchSizes:
@@ -136,7 +136,7 @@ def find_batch_size(
       args: further positional arguments.
       kwargs: keyword arguments.
       max: the largest size to try.
-      memory: total memory of the processes of a trial, as a number of bytes or a text such as "2GiB"; by default 90% of the
+      memory: total memory of the processes of a trial, as a number of bytes or a string such as "2GiB"; by default 90% of the
         available memory.
       seconds: a trial that takes longer is terminated, and its size counts as too large.
       processes: number of processes of a trial.
@@ -167,7 +167,7 @@ def _speed(folder: pathlib.Path) -> float:
     result = spawn.read_result(folder, 0)
     value = result.value if result else None
     if not is_number(value) or not math.isfinite(value) or value < 0:
-        raise InputError(f"The function must return the examples per second. Received: {value!r} in rank 0.")
+        raise InputError(f"The function must return the examples per second. Received: {value!r} on rank 0.")
     return float(value)
 
 

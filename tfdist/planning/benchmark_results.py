@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 
-# By operation: bytes on the busiest link per byte of the operation, for N replicas. With it, bandwidths of operations can be
-# compared with each other and with that of the hardware.
+# By operation: bytes on the busiest link per byte of the operation, for N replicas. This factor makes the bandwidths of
+# operations comparable with each other and with the bandwidth of the hardware.
 TRAFFIC: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -36,7 +36,7 @@ class Measurement:
     # Size as in the NCCL tests: of each replica's tensor for all_reduce and broadcast, of the result on every replica
     # for all_gather, of the input of every replica for reduce_scatter and all_to_all, 0 for barrier.
     bytes: int
-    dtype: str  # of the elements
+    dtype: str  # dtype of the elements
     strategy: str
     replicas: int
     calls: int  # number of consecutive calls per repeat
@@ -117,8 +117,8 @@ def draw(measurements: Sequence[Measurement]) -> "Figure":
             bandwidth_axes.plot(sizes, [m.bus_bandwidth / 1e9 for m in points], **style)
     time_axes.set_yscale("log")
     title = "Time of an all-reduce" if first_measurement.algorithm else "Time of a call"
-    _format_axes(time_axes, title, "milliseconds: median, and the range of the repeats", measurements)
-    _format_axes(bandwidth_axes, "Bus bandwidth", "GB/s, by the median", measurements)
+    _format_axes(time_axes, title, "milliseconds: median and range of the repeats", measurements)
+    _format_axes(bandwidth_axes, "Bus bandwidth", "GB/s (median)", measurements)
     bandwidth_axes.set_ylim(bottom=0)
     time_axes.legend(frameon=False)
     return figure
@@ -137,9 +137,9 @@ def _format_axes(axes: "Axes", title: str, unit: str, measurements: Sequence[Mea
 _ROW = "{:16}{:>11}{:>12}{:>12}{:>16}{:>12}"
 
 
-def header(first: str = "operation") -> str:
-    """Returns the header line; `first` is the title of the first column."""
-    return _ROW.format(first, "size", "median ms", "min ms", "algorithm GB/s", "bus GB/s")
+def header(first_title: str = "operation") -> str:
+    """Returns the header line; `first_title` is the title of the first column."""
+    return _ROW.format(first_title, "size", "median ms", "min ms", "algorithm GB/s", "bus GB/s")
 
 
 def row(measurement: Measurement) -> str:

@@ -1,4 +1,4 @@
-"""Measures the time of collectives inside a compiled loop, without Python overhead."""
+"""Measures the time of collectives in a compiled loop, without Python overhead."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,9 @@ class Operation(NamedTuple):
     """A method of `Collectives`."""
 
     call: _Call  # calls the method with a one-dimensional tensor and a name; returns the result
-    has_parts: bool = False  # whether its bytes consist of N parts, one per replica
-    input_is_complete: bool = True  # whether a replica's input has all bytes, or only its part
-    reduces: bool = False  # whether it sums, which engines support for fewer dtypes
+    has_parts: bool = False  # whether its tensor consists of N parts, one per replica
+    input_is_complete: bool = True  # whether a replica's input is the complete tensor, or only its part
+    reduces: bool = False  # whether it sums; engines support fewer dtypes for sums
 
     def elements(self, size: int, itemsize: int, replicas: int) -> tuple[int, int]:
         """Returns the number of elements in a replica's input, at least one per part, and the resulting bytes."""
@@ -60,7 +60,7 @@ def check_dtype(collectives: Collectives, names: Sequence[str], dtype: tf.DType)
             supported = ", ".join(sorted(supported_dtype.name for supported_dtype in wire))
             raise InputError(
                 f"--dtype must be supported by {name} of this strategy: {supported}. Received: {dtype.name}. Choose one of "
-                f"them, or leave {name} out of --operations."
+                f"these dtypes, or remove {name} from --operations."
             )
 
 
@@ -78,7 +78,7 @@ def measure(
     repeat_seconds: float,
     algorithm: str = "",
 ) -> Measurement:
-    """Measures an operation at one size; every process must call it, and gets the same result.
+    """Measures an operation at one size; every process must call this function, and gets the same result.
 
     Args:
       strategy: strategy whose collectives are measured.
@@ -111,15 +111,15 @@ def compiled_loop(
     if algorithm and strategy.tuned_collectives:
         collectives = strategy.tuned_collectives.with_table(AlgorithmTable.uniform(algorithm))
 
-    def call_once(tensor: tf.Tensor, previous: tf.Tensor, number: str) -> tf.Tensor:
+    def call_once(tensor: tf.Tensor, previous: tf.Tensor, label: str) -> tf.Tensor:
         # The call depends on the previous one: an operation without inputs from this iteration would be hoisted out of the
         # loop.
         with tf.control_dependencies([previous]):
-            result = operation.call(collectives, tf.identity(tensor), f"bench/{name}{algorithm}/{number}")
+            result = operation.call(collectives, tf.identity(tensor), f"bench/{name}{algorithm}/{label}")
         return tf.cast(tf.reshape(result, [-1])[0], tf.float32)
 
-    def call_on_replicas(tensors: tf.Tensor, previous: tf.Tensor, number: str) -> tf.Tensor:
-        results = strategy.run(lambda tensor, previous: call_once(tensor, previous, number), tensors, previous)
+    def call_on_replicas(tensors: tf.Tensor, previous: tf.Tensor, label: str) -> tf.Tensor:
+        results = strategy.run(lambda tensor, previous: call_once(tensor, previous, label), tensors, previous)
         # On the host, because the result of a device is complete only after it has been copied.
         with tf.device("CPU:0"):
             return tf.add_n([tf.identity(result) for result in strategy.local(results)])

@@ -1,4 +1,4 @@
-"""Plans layouts on a mesh: the shards of variables, memory and communication of a step."""
+"""Plans a training step for a layout on a mesh: the shards of variables, and the memory and communication per device."""
 
 import collections
 import contextlib
@@ -30,7 +30,7 @@ from tfdist.optimizers.catalog import average_weights, create_optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """Layout of one tensor between layers."""
+    """Layout of a tensor between layers."""
 
     axes: tuple[str | None, ...]  # for each dim, the axis over which it is sharded, or None
     bytes: int  # bytes per device
@@ -79,7 +79,7 @@ class Activations:
         layout_by_rules(layer.name, names, _shape(layer.output, self._rows), self.rules, self.mesh, lenient=("batch",))
         return names
 
-    def is_kept(self, layer: keras.Layer) -> bool:
+    def is_identity(self, layer: keras.Layer) -> bool:
         """Returns whether a layer is a constraint without effect."""
         return hasattr(layer, "tfdist_dims") and self.of(layer.input) == self.of(layer.output)
 
@@ -126,7 +126,7 @@ def _output_names(layer: keras.Layer, names: Dims, output: keras.KerasTensor, va
 
 
 def _row_names(tensor: keras.KerasTensor) -> Dims:
-    """Returns the dim names of a tensor whose other dims are unknown."""
+    """Returns the dim names of a tensor of which only the batch dim is known."""
     return ("batch", *[None] * (len(tensor.shape) - 1)) if tensor.shape else ()
 
 
@@ -144,8 +144,8 @@ def _shape(tensor: keras.KerasTensor, rows: int) -> list[int]:
 class Traffic:
     """One collective of a step, or several that the engine combines."""
 
-    purpose: str  # what is sent, for tables
-    kind: str  # operation
+    purpose: str  # what is sent, as text
+    kind: str  # name of the collective
     axis: str  # axis along which devices communicate; several are joined by &
     bytes: int  # bytes of a device's tensor
 
@@ -158,10 +158,10 @@ def layer_communication(
 ) -> Iterator[Traffic]:
     """Yields the communication of layers in the forward and backward pass."""
     mesh, batch = activations.mesh, activations.rules["batch"]
-    without_gradients = _without_gradients(model, layers)
+    without_gradients = _tensors_without_gradients(model, layers)
     yield from _gradients_of_lookups(layers, activations)
     for layer in layers:
-        is_learned = any(id(tensor) not in without_gradients for tensor in keras.tree.flatten(layer.input))
+        needs_gradient = any(id(tensor) not in without_gradients for tensor in keras.tree.flatten(layer.input))
         if isinstance(layer, keras.layers.Embedding):
             yield from _lookup(layer, activations)
         elif isinstance(layer, ATTENTIONS):
@@ -169,17 +169,17 @@ def layer_communication(
         elif isinstance(layer, MixtureOfExperts):
             yield from _experts(layer, activations)
         elif isinstance(layer, keras.layers.Dense):
-            yield from _dense(layer, activations, is_learned)
+            yield from _dense(layer, activations, needs_gradient)
         elif isinstance(layer, keras.layers.BatchNormalization) and mesh.splits(batch):
             size = keras_internals.bytes_of(layer.moving_mean)
             yield Traffic(f"moments of {layer.path}, and their gradients", "all-reduce", batch, 2 * size)
         elif getattr(layer, "tfdist_dims", None):
-            yield from _constraint(layer, activations, is_learned)
+            yield from _constraint(layer, activations, needs_gradient)
     for output in keras.tree.flatten(model.outputs):
         for axis in activations.of(output).axes[1:]:
             if axis:
-                rows = (activations.of(output).axes[0], *[None] * (len(output.shape) - 1))
-                yield Traffic("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, rows))
+                row_axes = (activations.of(output).axes[0], *[None] * (len(output.shape) - 1))
+                yield Traffic("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, row_axes))
 
 
 def find_unclear_layers(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[str]:
@@ -204,8 +204,8 @@ def _is_unclear(layer: keras.Layer, activations: Activations) -> bool:
     if getattr(layer, "lora_enabled", False):
         return True
     if isinstance(layer, keras.layers.Dense):
-        rows = keras_internals.layout_of(keras_internals.kernel_of(layer)).computation.axes[0]
-        return activations.mesh.splits(rows) and input_axes[-1] != rows
+        kernel_axis = keras_internals.layout_of(keras_internals.kernel_of(layer)).computation.axes[0]
+        return activations.mesh.splits(kernel_axis) and input_axes[-1] != kernel_axis
     if hasattr(layer, "tfdist_dims"):
         return any(axis and axis in output_axes and output_axes.index(axis) != i for i, axis in enumerate(input_axes))
     is_known = isinstance(layer, (keras.layers.Embedding, MixtureOfExperts, *ATTENTIONS))
@@ -243,7 +243,7 @@ def gradient_communication(
             yield Traffic(f"gradients, {grouping}", "all-reduce", "&".join(axes), total)
 
 
-def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:
+def _tensors_without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:
     """Returns the ids of tensors that do not depend on trainable weights."""
     ids = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
     for layer in layers:
@@ -253,25 +253,25 @@ def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set
     return ids
 
 
-def _dense(layer: keras.layers.Dense, activations: Activations, is_learned: bool) -> Iterator[Traffic]:
+def _dense(layer: keras.layers.Dense, activations: Activations, needs_gradient: bool) -> Iterator[Traffic]:
     """Yields partial sums over a sharded contracted dim (Megatron's f and g)."""
-    rows, columns = (
+    input_axis, output_axis = (
         axis if axis != activations.rules["batch"] and activations.mesh.splits(axis) else None
         for axis in keras_internals.layout_of(keras_internals.kernel_of(layer)).computation.axes
     )
     activation, source = activations.of(layer.input), first(layer.input)
-    if activation.axes[-1] and columns == activation.axes[-1] and rows != columns:
+    if activation.axes[-1] and output_axis == activation.axes[-1] and input_axis != output_axis:
         yield Traffic(
             f"input of {layer.path}",
             "all-gather",
-            columns,
+            output_axis,
             activations.bytes_with(source, (*activation.axes[:-1], None)),
         )
-    elif axis := rows or activation.axes[-1]:
+    elif axis := input_axis or activation.axes[-1]:
         yield Traffic(f"output of {layer.path}", "all-reduce", axis, activations.of(layer.output).bytes)
-    if columns and is_learned:
-        gradient = activations.bytes_with(source, (*activation.axes[:-1], rows))
-        yield Traffic(f"gradient of the input of {layer.path}", "all-reduce", columns, gradient)
+    if output_axis and needs_gradient:
+        gradient = activations.bytes_with(source, (*activation.axes[:-1], input_axis))
+        yield Traffic(f"gradient of the input of {layer.path}", "all-reduce", output_axis, gradient)
 
 
 def _attention(layer: keras.Layer, activations: Activations, without_gradients: set[int]) -> Iterator[Traffic]:
@@ -330,16 +330,16 @@ def _experts(layer: MixtureOfExperts, activations: Activations) -> Iterator[Traf
 
 def _width(kernel: keras.Variable, mesh: Mesh) -> int:
     """Returns the number of features per token and device after a projection [embed, heads, head_dim]."""
-    parts = Layout((None, *keras_internals.layout_of(kernel).computation.axes[1:])).parts(mesh)
+    parts = Layout((None, *keras_internals.layout_of(kernel).computation.axes[1:])).shard_count(mesh)
     return kernel.shape[1] * kernel.shape[2] // parts
 
 
-def _constraint(layer: keras.Layer, activations: Activations, is_learned: bool) -> Iterator[Traffic]:
-    """Yields a gather for each axis that a constraint removes and, in the backward pass, for each axis that it adds."""
+def _constraint(layer: keras.Layer, activations: Activations, needs_gradient: bool) -> Iterator[Traffic]:
+    """Yields an all-gather for each axis that a constraint removes and, in the backward pass, that it adds."""
     input_layout, output_layout = activations.of(layer.input), activations.of(layer.output)
     tensor = first(layer.input)
     passes = [("tensor", input_layout.axes, output_layout.axes)]
-    if is_learned and keras.backend.is_float_dtype(tensor.dtype):
+    if needs_gradient and keras.backend.is_float_dtype(tensor.dtype):
         passes.append(("gradient", output_layout.axes, input_layout.axes))
     for i in range(len(tensor.shape)):
         for name, axes, other_axes in passes:
@@ -349,22 +349,22 @@ def _constraint(layer: keras.Layer, activations: Activations, is_learned: bool) 
 
 
 def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[Traffic]:
-    """Yields the gathers with which DTensor sums gradients of tables; tables whose rows are added share one."""
+    """Yields the all-gathers of gradients of embeddings in DTensor; embeddings whose outputs are added share one."""
     sums = [layer for layer in layers if isinstance(layer, keras.layers.Add)]
     sum_by_term = {id(term): layer for layer in sums for term in keras.tree.flatten(layer.input)}
     reported_axes = set()
     for layer in (layer for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.trainable_variables):
         source = sum_by_term.get(id(layer.output), layer)
-        rows = activations.of(layer.output).axes[:1]
+        row_axes = activations.of(layer.output).axes[:1]
         for axis in activations.of(layer.input).axes[1:]:
             if axis and (id(source), axis) not in reported_axes:
                 reported_axes.add((id(source), axis))
-                size = activations.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
+                size = activations.bytes_with(layer.output, (*row_axes, *[None] * (len(layer.output.shape) - 1)))
                 yield Traffic(f"gradient of the output of {keras_internals.path_of(source)}", "all-gather", axis, size)
 
 
 def _lookup(layer: keras.layers.Embedding, activations: Activations) -> Iterator[Traffic]:
-    """Yields the gathers of a lookup: DTensor needs the full table, and tokens that are sharded along rows only."""
+    """Yields the all-gathers of a lookup: DTensor needs the full table, and tokens that are sharded by rows only."""
     tokens = activations.of(layer.input)
     for axis in tokens.axes[1:]:
         if axis:
@@ -373,7 +373,7 @@ def _lookup(layer: keras.layers.Embedding, activations: Activations) -> Iterator
     variable = keras_internals.kernel_of(layer)
     vocabulary, *other_axes = keras_internals.layout_of(variable).computation.axes
     if activations.mesh.splits(vocabulary):
-        parts = Layout((None, *other_axes)).parts(activations.mesh)
+        parts = Layout((None, *other_axes)).shard_count(activations.mesh)
         yield Traffic(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // parts)
 
 
@@ -402,7 +402,7 @@ class VariablePlan:
         """Returns the bytes per device of the variable between steps, its gradient and its optimizer state."""
 
         def part(layout: Layout) -> int:
-            return self.bytes // layout.parts(mesh)
+            return self.bytes // layout.shard_count(mesh)
 
         gradient = part(self.placement.gradient) if self.trainable else 0
         return {
@@ -414,12 +414,12 @@ class VariablePlan:
     def is_replicated(self, mesh: Mesh) -> bool:
         """Returns whether it, its gradient and its optimizer state are all replicated."""
         layouts = (self.placement.storage, self.placement.gradient, *([self.placement.slots] if self.slots else []))
-        return all(layout.parts(mesh) == 1 for layout in layouts)
+        return all(layout.shard_count(mesh) == 1 for layout in layouts)
 
     def bytes_of_gradient(self, mesh: Mesh, is_table: bool) -> int:
         """Returns the bytes per device of the computed gradient, which has all rows of an embedding table."""
         layout = self.placement.computation
-        return self.bytes // (Layout((None, *layout.axes[1:])) if is_table else layout).parts(mesh)
+        return self.bytes // (Layout((None, *layout.axes[1:])) if is_table else layout).shard_count(mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -444,7 +444,7 @@ class Plan:
         return unused_rule_warnings(self.rules, self.dims, self.shard, self.mesh)
 
     def totals(self) -> dict[str, int]:
-        """Returns the bytes per device."""
+        """Returns the bytes per device of parameters, gradients, optimizer state (`slots`) and activations."""
         variable_bytes = [variable.bytes_per_device(self.mesh) for variable in self.variables]
         state = {kind: sum(sizes[kind] for sizes in variable_bytes) for kind in ("parameters", "gradients", "slots")}
         return {**state, "activations": self.activations}
@@ -470,7 +470,7 @@ class AbstractModel:
         if not self._uninitialized:
             raise InputError(
                 f"A plan needs a model that creates its variables immediately. Received: {self.model.name}, which "
-                "has none. Give it an Input."
+                "has no variables. Add a keras.Input."
             )
         self.slots = _slots(self.model, optimizer)
         self._layers, self._unknown_layers = _layers_of(self.model)
@@ -492,7 +492,7 @@ class AbstractModel:
         }
 
     def plan(self, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int) -> Plan:
-        """Plans a step, given the axis of each dim, with `batch`; raises `InputError` if a rule cannot be applied."""
+        """Plans a step; `rules` has the axis of dims, including `batch`. Raises `InputError` if a rule cannot be applied."""
         variables = [self._plan_variable(uninitialized, mesh, rules, shard) for uninitialized in self._uninitialized]
         activations = Activations(self._layers, self._dims_by_variable, mesh, rules, batch_size)
         tables = {id(table) for table in keras_internals.embeddings(self.model)}
@@ -507,10 +507,10 @@ class AbstractModel:
             *self._shard_communication(variables, mesh, shard),
         ]
         activation_bytes = sum(
-            activations.bytes(layer.output) for layer in self._layers if not activations.is_kept(layer)
+            activations.bytes(layer.output) for layer in self._layers if not activations.is_identity(layer)
         )
-        attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
-        dims = frozenset(activations.dims | attends | set(self.dims))
+        attention_dims = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
+        dims = frozenset(activations.dims | attention_dims | set(self.dims))
         unclear_layers = list(find_unclear_layers(self._layers, activations))
         return Plan(
             mesh, rules, shard, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers
@@ -548,12 +548,12 @@ class AbstractModel:
             ("variables, backward", [v for v in gathered_variables if v.path in regathered_paths]),
         ):
             if group:
-                total = sum(v.bytes // v.placement.computation.parts(mesh) for v in group)
+                total = sum(v.bytes // v.placement.computation.shard_count(mesh) for v in group)
                 yield Traffic(purpose, "all-gather", shard.axis, total)
 
 
 def planned_model(config: LayoutConfig) -> AbstractModel:
-    """Returns the model that the flags describe, without values for its variables; sets the precision."""
+    """Returns the model that the flags describe, without values for its variables; sets Keras's dtype policy."""
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
     data_set = data.load(config.dataset, config.data_dir)
@@ -586,7 +586,7 @@ def cheapest_layout(
     if (len(axes) + 1) ** len(free_dims) > _MAX_LAYOUTS:
         raise InputError(
             f"--layout=auto tries every assignment of dims to axes, at most {_MAX_LAYOUTS}. Received: {len(free_dims)} dims "
-            f"({', '.join(free_dims)}) and {len(axes)} axes. Give rules for some in --layout, without auto."
+            f"({', '.join(free_dims)}) and {len(axes)} axes. Specify rules in --layout instead of auto."
         )
     plans = []
     for assignment in itertools.product((None, *axes), repeat=len(free_dims)):
@@ -600,7 +600,7 @@ def cheapest_layout(
         min_bytes = min((item[2] for item in plans), default=math.inf)
         raise InputError(
             f"--memory_gb must be enough for at least one layout. Received: {memory / 2**30:g}, with {len(plans)} "
-            f"layouts, the smallest of which takes {min_bytes / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
+            f"layouts, the smallest of which needs {min_bytes / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
             "more memory."
         )
     return min(fitting, key=lambda item: item[:4])[-1]

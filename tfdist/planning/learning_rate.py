@@ -49,10 +49,10 @@ def find_learning_rate(
 
     Step i, counted from 0, has the rate min * (max / min) ** (i / (steps - 1)), instead of the optimizer's own rate or
     schedule. The search ends when the loss has diverged: when it is not finite, or its running mean is more than four times
-    the lowest one, or twice the first loss. Otherwise it trains like `fit`, with the same strategy, batches and options of
-    the trainer. Every process must call it, and gets the same result.
+    the lowest one, or twice the first loss. Otherwise it trains like `fit`, with the trainer's strategy, batches and
+    options. Every process must call it, and gets the same result.
 
-    Afterwards the trainer is restored bit for bit, even if the search fails: weights, optimizer, statistics, step and position
+    Afterwards, the trainer is restored bit for bit, even if the search fails: weights, optimizer, statistics, step and position
     in the data. Meanwhile, a copy of all variables is kept in the host's memory.
 
     Args:
@@ -72,7 +72,7 @@ def find_learning_rate(
       checks: only the watchdog applies.
 
     Returns:
-      The losses by rate, and the suggestion.
+      The losses by learning rate, and the suggested learning rate.
 
     Raises:
       InputError: an argument is invalid.
@@ -94,7 +94,7 @@ def find_learning_rate(
     examples, strategy = arguments.data.train, trainer.strategy
     if not examples.is_reiterable:
         raise InputError(
-            "A search for the learning rate needs data that can be read again. Received: a generator. Give arrays, a "
+            "A search for the learning rate needs data that can be read again. Received: a generator. Pass arrays, a "
             "tf.data.Dataset or a PyDataset."
         )
     check_same_data(strategy, examples)

@@ -1,4 +1,4 @@
-"""Plans a pipeline: variables and messages of each stage, idle time and memory of each schedule."""
+"""Plans a pipeline: the variables and messages of each stage, and the idle time and memory of each schedule."""
 
 import dataclasses
 import functools
@@ -52,7 +52,7 @@ class StagePlan:
     operations: int  # multiplications and additions of the forward pass of a micro-batch
     sent: tuple[SentTensor, ...]  # tensors that it sends to the next stage for each micro-batch
     forward_seconds: float | None  # measured time of the forward pass of a micro-batch; None if it was not measured
-    backward_seconds: float | None  # the same of the backward pass
+    backward_seconds: float | None  # measured time of the backward pass, or None
 
     @property
     def sent_bytes(self) -> int:
@@ -85,11 +85,11 @@ class PipelinePlan:
 
     stages: tuple[StagePlan, ...]  # stages of the requested schedule
     shared: list[dict[str, Any]]  # path, bytes and stages of each variable that several of these stages use
-    # For each process of the requested schedule, bytes of the optimizer state in each replica; one number if it is not
+    # For each process of the requested schedule, bytes of the optimizer state in each replica; a single size if it is not
     # sharded.
     optimizer_parts: tuple[tuple[int, ...], ...]
     schedules: tuple[SchedulePlan, ...]  # the requested schedule and others for comparison
-    impossible_schedules: Mapping[str, str]  # reasons why schedules cannot be used, by name
+    impossible_schedules: Mapping[str, str]  # by name of a schedule, why it cannot be used
     has_loops: bool  # whether there are loops, whose operations and activations are not counted
 
 
@@ -120,11 +120,11 @@ def plan_pipeline(
             impossible[name] = str(error)
     stages = planner.stages(requested_schedule.stages)
     check_without_flush(requested_schedule.name, shared=next((variable.path for variable, _ in stages.cut.shared), ""))
-    order = {name: number for number, name in enumerate(_REFERENCE_SCHEDULES)}
+    order = {name: index for index, name in enumerate(_REFERENCE_SCHEDULES)}
     sorted_plans = sorted(plans.values(), key=lambda plan: order.get(plan.schedule, -1))
     shared = [
-        {"path": variable.path, "bytes": keras_internals.bytes_of(variable), "stages": numbers}
-        for variable, numbers in stages.cut.shared
+        {"path": variable.path, "bytes": keras_internals.bytes_of(variable), "stages": stage_indices}
+        for variable, stage_indices in stages.cut.shared
     ]
     parts = planner.optimizer_parts(requested_schedule)
     return PipelinePlan(stages.plans, shared, parts, tuple(sorted_plans), impossible, stages.has_loops)
@@ -165,7 +165,7 @@ class _Planner:
         if count not in self._stages_by_count:
             cut = cut_model(self.model, self.config.cut, count, seconds=self._seconds)  # as for training
             operations = [count_operations(cut, stage, self.rows) for stage in cut.stages]
-            plans = tuple(self._stage(cut, number, count) for number, (count, _) in enumerate(operations))
+            plans = tuple(self._stage(cut, index, total) for index, (total, _) in enumerate(operations))
             self._stages_by_count[count] = _Stages(cut, plans, any(has_loops for _, has_loops in operations))
         return self._stages_by_count[count]
 
@@ -192,8 +192,8 @@ class _Planner:
             makespan if self.config.measure_stages else None,
         )
 
-    def _stage(self, cut: Cut, number: int, operations: int) -> StagePlan:
-        stage = cut.stages[number]
+    def _stage(self, cut: Cut, index: int, operations: int) -> StagePlan:
+        stage = cut.stages[index]
         calls, trainable = cut.call_names(stage), stage.variables.trainable
         received_bytes = sum(crossing.bytes for crossing in stage.received)
         seconds = measure_stage(cut, stage, self.rows) if self.config.measure_stages else (None, None)
@@ -232,14 +232,14 @@ class _Planner:
             for process in range(schedule.processes)
         )
 
-    def _state_bytes(self, cut: Cut, numbers: Sequence[int]) -> int:
+    def _state_bytes(self, cut: Cut, stage_indices: Sequence[int]) -> int:
         """Returns the bytes of variables, gradients and optimizer state of a process; shared variables count once."""
-        variables = self._variables(cut, numbers)
+        variables = self._variables(cut, stage_indices)
         sizes = [self.device_bytes(variable) * (2 if variable.trainable else 1) for variable in variables]
         return sum(sizes) + max(self._parts(variables))
 
-    def _variables(self, cut: Cut, numbers: Sequence[int]) -> list[keras.Variable]:
-        variable_ids = {id(variable) for number in numbers for variable in cut.stages[number].variables.all}
+    def _variables(self, cut: Cut, stage_indices: Sequence[int]) -> list[keras.Variable]:
+        variable_ids = {id(variable) for index in stage_indices for variable in cut.stages[index].variables.all}
         return [variable for variable in self.model.graph.model.variables if id(variable) in variable_ids]
 
     def _parts(self, variables: Sequence[keras.Variable]) -> list[int]:
@@ -255,15 +255,15 @@ class _Planner:
 def sent_bytes_per_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cut) -> tuple[int, ...]:
     """Returns, for each process, the bytes of its messages in a step; see `SchedulePlan`."""
     sent_bytes = [0] * schedule.processes
-    for number, stage in enumerate(stages[:-1]):
-        process, next_process = schedule.process_of(number), schedule.process_of(number + 1)
+    for index, stage in enumerate(stages[:-1]):
+        process, next_process = schedule.process_of(index), schedule.process_of(index + 1)
         if process != next_process:
             sent_bytes[process] += schedule.micro_batches * stage.sent_bytes
             sent_bytes[next_process] += schedule.micro_batches * sum(
                 tensor.bytes for tensor in stage.sent if tensor.has_gradient
             )
-    for variable, numbers in cut.shared:
-        first, *other_processes = schedule.processes_of(numbers)
+    for variable, stage_indices in cut.shared:
+        first, *other_processes = schedule.processes_of(stage_indices)
         for other_process in other_processes:  # sends its gradient to the first process, and receives the sum
             sent_bytes[first] += keras_internals.bytes_of(variable)
             sent_bytes[other_process] += keras_internals.bytes_of(variable)

@@ -1,4 +1,4 @@
-"""Evaluates and plots searches: smoothing, divergence and the suggestion of a learning rate; speed of batch sizes."""
+"""Evaluates searches for the learning rate, and plots searches for the learning rate and the batch size."""
 
 import dataclasses
 import math
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DIVERGED = 4.0  # times the lowest mean of the loss, as in fastai and Lightning
-_MAX_LOSS_RATIO = 2.0  # times the first loss, above which the search ends
+DIVERGED = 4.0  # ratio of a mean loss to the lowest one at which it has diverged, as in fastai and Lightning
+_MAX_LOSS_RATIO = 2.0  # ratio of a mean loss to the first loss at which it has diverged
 _WINDOW = 20.0  # the smoothing window is a twentieth of all steps
 _MIN_SMOOTHING = 0.5
-_MIN_DESCENT = 2.0  # times the typical difference between two losses
+_MIN_DESCENT = 2.0  # minimum descent, as a multiple of the typical difference between two losses
 _MIN_LOSSES = 4  # losses that are needed to compute a slope
 
 
@@ -30,9 +30,9 @@ class LearningRates:
     Attributes:
       rates: learning rate of each step, ascending.
       losses: loss of each step before its update.
-      smoothed: smoothed losses, each capped at the first one; see `smooth`.
+      smoothed: the losses, capped at the first one and then smoothed; see `smooth`.
       suggestion: rate at which the smoothed loss falls fastest, with two digits; None if it never falls.
-      lowest: rate with the lowest smoothed loss; None without a loss.
+      lowest: rate with the lowest smoothed loss; None if there are no losses.
       diverged: rate at which the loss diverged; None if it did not.
       batch_size: global batch size.
     """
@@ -70,7 +70,7 @@ def rates_between(first: float, last: float, steps: int) -> list[float]:
 
 
 def smoothing(steps: int) -> float:
-    """Returns the weight of a loss in the mean of its neighbor, for a number of steps: 0.8 for 100 steps."""
+    """Returns the weight of an adjacent loss in a smoothed one, for a number of steps: 0.8 for 100 steps."""
     return max(_MIN_SMOOTHING, 1 - _WINDOW / steps)
 
 
@@ -160,7 +160,7 @@ def plot_learning_rates(result: LearningRates) -> bytes:
             result.diverged, color=_GRAY, linewidth=1.0, linestyle=":", label=f"diverged: {result.diverged:.2g}"
         )
     if result.smoothed:
-        # A few large losses before the divergence would flatten all others.
+        # A few large losses before the divergence would flatten the rest of the curve.
         low, high = min(result.smoothed), max(result.smoothed)
         margin = 0.15 * (high - low) or 0.1
         lowest = min([low, *(loss for loss in result.losses if loss <= high + margin)])

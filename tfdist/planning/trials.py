@@ -15,12 +15,11 @@ from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log
 from tfdist.launcher.supervision import Stop, deadline
 
-# A memory limit for all processes of a job together, which are terminated when they exceed it.
-# Resident memory is polled: TensorFlow reserves several times the address space that it uses, which counts towards the
-# kernel's resource limits.
+# The processes of a job have a common memory limit, and are terminated when they exceed it. Their resident memory is polled,
+# because the kernel's resource limits count address space, of which TensorFlow reserves several times what it uses.
 
-_SHARE = 0.9  # of the available memory; between two measurements, processes may use more
-_SECONDS_BETWEEN_CHILDREN = 0.5
+_MEMORY_FRACTION = 0.9  # of the available memory; between two measurements, processes may use more
+_SECONDS_BETWEEN_LISTINGS = 0.5
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 _MAX_OOM_SCORE = "1000"  # the kernel kills this process first if the host runs out of memory
 
@@ -31,11 +30,11 @@ def available_bytes() -> int:
     with contextlib.suppress(OSError, ValueError):  # without a limit, "max"
         limit, usage = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         candidates.append(limit - usage)
-    return int(max(min(candidates), 1) * _SHARE)
+    return int(max(min(candidates), 1) * _MEMORY_FRACTION)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Returns the total memory of processes, without pages of files; processes that have ended do not count."""
+    """Returns the total memory of processes, without file-backed pages; processes that have ended do not count."""
     total = 0
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -50,7 +49,7 @@ class MemoryLimit:
     Attributes:
       peak: the largest measured memory of all processes, in bytes.
       exceeded: whether the limit has been exceeded.
-      text: the limit, for display.
+      text: the limit as text.
     """
 
     def __init__(self, limit: int):
@@ -64,9 +63,9 @@ class MemoryLimit:
         self._last_listed = 0.0
 
     def __call__(self) -> Stop | None:
-        """Measures the processes; returns the reason to end them, or None."""
+        """Measures the processes; returns why they must be stopped, or None."""
         now = time.monotonic()
-        if now - self._last_listed > _SECONDS_BETWEEN_CHILDREN:
+        if now - self._last_listed > _SECONDS_BETWEEN_LISTINGS:
             self._last_listed = now
             children = psutil.Process().children(recursive=True)
             self._pids = [child.pid for child in children if child.pid not in self._other_pids]
@@ -81,7 +80,7 @@ class MemoryLimit:
         return Stop(Outcome(ExitCode.OUT_OF_MEMORY, f"more than {self.text}"), seconds=0.0)
 
 
-SECONDS = 300.0  # for a trial
+TRIAL_SECONDS = 300.0  # maximum time of a trial
 
 
 class Trial(NamedTuple):
@@ -89,8 +88,8 @@ class Trial(NamedTuple):
 
     Attributes:
       batch_size: global batch size.
-      failure: why it cannot be used, such as "more than 2.0 GiB"; empty if it can.
-      examples_per_second: speed; 0 if it cannot be used.
+      failure: why the size cannot be used, such as "more than 2.0 GiB"; empty if it can be used.
+      examples_per_second: speed; 0 if the size cannot be used.
       memory_bytes: peak memory of all processes.
     """
 
@@ -116,7 +115,7 @@ class Trials(CapturedJobs):
     """A context that runs trials one after the other, and terminates their processes on exit."""
 
     def __init__(self, prepare: Prepare, job: Job, *, memory: int, seconds: float):
-        """The processes of a trial have at most `memory` bytes together."""
+        """Each trial may use `memory` bytes, over all of its processes, and `seconds` seconds."""
         super().__init__("tfdist-find-")
         self._prepare, self._job, self._memory, self._seconds = prepare, job, memory, seconds
 
@@ -136,7 +135,7 @@ class Trials(CapturedJobs):
 
 
 def _failure(outcome: Outcome, seconds: float) -> str:
-    """Returns why a size cannot be used; empty if it can, or if the job failed for another reason."""
+    """Returns why a size cannot be used; empty if it can be used, or if the job failed for another reason."""
     if outcome.code == ExitCode.OUT_OF_MEMORY:
         return "out of memory on a device"
     if outcome.code == SIGNAL_OFFSET + signal.SIGKILL:
@@ -152,4 +151,4 @@ def _trial_error(batch_size: int, outcome: Outcome, program: TrialProgram) -> Tf
     if outcome.code == ExitCode.BAD_INPUT and message:
         return InputError(message)
     cause = f": {message}" if message else "."
-    return TrialError(f"A trial with a batch of {batch_size} examples failed, as {outcome.reason}{cause}", outcome.code)
+    return TrialError(f"A trial with batch size {batch_size} failed because {outcome.reason}{cause}", outcome.code)

@@ -12,7 +12,7 @@ from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.plain_reporter import format_number
 from tfdist.reporting.reporter import Reporter
 from tfdist.reporting.run_summary import best_point, describe_axes, new_figure, png, set_integer_ticks, set_log_scale
-from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
+from tfdist.reporting.schema import EVAL, TRAIN, as_float, main_metrics
 from tfdist.storage import AnyPath, path_of, storage_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _TIMES = {  # label and color by name
 
 
 class WorkerPanels:
-    """The panels of a run, from the fields `workers` and `staleness_histogram` of its training records."""
+    """The panels of a run's workers, from the fields `workers` and `staleness_histogram` of its training records."""
 
     def __init__(self) -> None:
         self._rates: dict[int, list[tuple[int, float]]] = collections.defaultdict(list)  # by worker
@@ -65,7 +65,7 @@ class WorkerPanels:
 
     def draw(self, figure: "SubFigure") -> None:
         """Draws the panels: the slowest eight workers, and the staleness on the first four servers."""
-        # Of a worker that makes no updates, the seconds per update are unknown.
+        # The seconds per update of a worker without updates are unknown.
         workers = sorted(sorted(self._rates, key=lambda rank: self._updates[rank])[: len(_WORKER_COLORS)])
         *staleness_axes, rate_axes, time_axes = figure.subplots(1, 3 if self._staleness else 2, squeeze=False)[0]
         for axes in staleness_axes:
@@ -110,9 +110,9 @@ def _describe(axes: "Axes", title: str, horizontal: str, vertical: str) -> None:
 class CurvesReporter(Reporter):
     """Plots the loss and the first four metrics, each for training and evaluation, and the learning rate.
 
-    Runs whose replicas train locally, as with local SGD, also have a panel for their divergence; runs on parameter servers, a
-    row of panels for their workers. The best evaluation of each metric is marked. The plot is updated at evaluations, with
-    a minimum of `seconds_between` plots, and at the end. The file, a PNG, is replaced atomically. Without records, no file is
+    Runs whose replicas train locally, as with local SGD, also have a panel for their divergence; runs with parameter servers
+    have a row of panels for their workers. The best evaluation of each metric is marked. The plot is updated at evaluations,
+    at most once per `seconds_between`, and at the end. The file, a PNG, is replaced atomically. Without records, no file is
     written.
     """
 
@@ -134,7 +134,7 @@ class CurvesReporter(Reporter):
             self._draw()
 
     def preload(self, records: Iterable[Mapping[str, Json]]) -> None:
-        """Adds records of earlier starts, without plotting."""
+        """Adds records of earlier attempts, without plotting."""
         for record in records:
             if "step" not in record:
                 continue
@@ -142,7 +142,7 @@ class CurvesReporter(Reporter):
             self._worker_panels.add(record)
             narrow_values = {name: record[name] for name in _NARROW_PANELS if name in record}
             for name, value in {"loss": record.get("loss"), **main_metrics(record), **narrow_values}.items():
-                point = number(value)
+                point = as_float(value)
                 if point is not None:
                     self._has_changed = True
                     self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))
@@ -164,7 +164,7 @@ def draw(
     """Returns the figure of a run, without using a window or matplotlib's global state.
 
     `curves` are (step, value) points by name (`loss`, `learning_rate`, `replica_divergence` or a metric) and by kind of record
-    (`train`, `eval`); `worker_panels` are those of the workers of parameter servers.
+    (`train`, `eval`); `worker_panels` are drawn below the others.
     """
     narrow_panels = [name for name in _NARROW_PANELS if name in curves]
     rows = 2 if worker_panels else 1

@@ -28,11 +28,11 @@ from tfdist.reporting.plain_reporter import (
 from tfdist.reporting.python_logging import LogReporter
 from tfdist.reporting.reporter import MetricsFile, MultiReporter, OutcomeFile, Reporter, RunPlan
 from tfdist.reporting.run_directory import RunDirectory
-from tfdist.reporting.schema import EVAL, number
+from tfdist.reporting.schema import EVAL, as_float
 from tfdist.reporting.tensorboard import TensorBoardReporter
 
-_MIN_BAR = 6
-_SPEED_SECONDS = 30.0  # over which the speed is measured
+_MIN_BAR_COLUMNS = 6
+_SPEED_SECONDS = 30.0  # time over which the speed is measured
 # Contents of a line, in order of preference: its fields, whether they are long, and whether there is a bar.
 _LEVELS = (
     ("epoch step time loss metric speed communication workers", True, True),
@@ -56,8 +56,8 @@ class Line(NamedTuple):
     """A line of a progress bar."""
 
     left: str  # text before the bar
-    filled: int  # columns of the bar
-    empty: int  # columns of the bar; there is no bar if both are 0
+    filled: int  # filled columns of the bar
+    empty: int  # empty columns of the bar; there is no bar if both are 0
     right: str  # text after the bar
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Line(NamedTuple):
 
 
 class BarText:
-    """Describes the state of a run in one line of a given width."""
+    """Describes the state of a run in one line that fits the width of a terminal."""
 
     def __init__(self, plan: RunPlan, clock: Callable[[], float]):
         self._plan, self._clock = plan, clock
@@ -116,7 +116,7 @@ class BarText:
             line = Line(left, 0, 0, right)
             return line if len(str(line)) <= width else None
         room = width - len(left) - len(right) - sum(1 for text in (left, right) if text)
-        if room < _MIN_BAR:
+        if room < _MIN_BAR_COLUMNS:
             return None
         filled = room * self._step // max(self._plan.total_steps, 1)
         return Line(left, min(filled, room), max(room - filled, 0), right)
@@ -137,7 +137,7 @@ class BarText:
                 return texts[-1] if len(texts) > ("loss" in self._record) else ""
             case "speed":
                 unit = "examples/s" if is_long else "ex/s"
-                speed = number(self._record.get("examples_per_second")) or self._speed * plan.batch_size
+                speed = as_float(self._record.get("examples_per_second")) or self._speed * plan.batch_size
                 return f"{format_number(speed)} {unit}" if speed else ""
             case "communication":
                 return "  ".join(communication(self._record)) if plan.shows_communication else ""
@@ -309,7 +309,7 @@ class TerminalReporter(BarReporter):
 def terminal_or_plain(stream: TextIO) -> Reporter:
     """Returns a progress bar for a terminal or a notebook, and plain lines for other streams, usually `sys.stderr`.
 
-    Variables that request colors (`FORCE_COLOR`) do not make a pipe a terminal. A terminal without cursor control
+    Variables that request colors (`FORCE_COLOR`) do not turn a pipe into a terminal. A terminal without cursor control
     (`TERM=dumb` or none) gets plain lines. A pipe to a launcher that runs in a terminal gets a progress bar. In a notebook,
     the bar is written to stdout, because stderr is highlighted as an error there.
     """

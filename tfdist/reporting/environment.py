@@ -1,4 +1,4 @@
-"""The environment of a run, for environment.json, and the peak memory of a process."""
+"""Describes the environment of a run, for environment.json, and measures the peak memory of a process."""
 
 import datetime
 import importlib.metadata
@@ -47,8 +47,8 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory() -> dict[str, int]:
-    """Returns the memory fields of a training record; `device_peak_memory_bytes`, the largest of a GPU, only with one."""
-    # This would initialize TensorFlow's devices, which a run has already done.
+    """Returns the memory fields of a training record; `device_peak_memory_bytes` is the maximum over GPUs, if there are any."""
+    # Listing devices initializes them, which a run has already done.
     import tensorflow as tf
 
     peaks = [
@@ -60,6 +60,6 @@ def peak_memory() -> dict[str, int]:
 
 def host_peak_bytes() -> int:
     """Returns the peak resident set size of this process in bytes."""
-    # `ru_maxrss` is inherited through fork and exec and would include the launcher's; VmHWM is not, but some kernels lack it.
+    # `ru_maxrss` is inherited through fork and exec, and would include the launcher's. VmHWM is not, but some kernels lack it.
     match = re.search(r"VmHWM:\s*(\d+)", _STATUS.read_text())
     return 1024 * (int(match[1]) if match else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -1,4 +1,4 @@
-"""Writes the output files of a run; failures, such as a full disk, are one-line errors."""
+"""Writes output files, and raises one-line errors for failures such as a full disk."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ def reraise_as_write_error(path: AnyPath) -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(
-            f"A run must be able to write its files during training. Received: {path}: {cause(error)}. Free space, or "
-            "repair the directory; the same command resumes from the last checkpoint, if there is one."
+            f"A run must be able to write its files during training. Received: {path}: {cause(error)}. Free up "
+            "disk space, or repair the directory; the same command resumes from the last checkpoint, if there is one."
         ) from error
 
 
@@ -26,25 +26,25 @@ def reraise_as_output_error(path: AnyPath) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"--output must be a writable path. Received: {path} ({cause(error)}). Give another --output, or free space or fix "
-            "the permissions there."
+            f"--output must be a writable path. Received: {path} ({cause(error)}). Specify another --output, or free up "
+            "space or fix the permissions there."
         ) from error
 
 
 def cause(error: Exception) -> str:
-    """Returns a system's error message; TensorFlow's are of the form `PATH; No space left on device [Op:SaveV2]`."""
+    """Returns the system's error message; TensorFlow's errors are of the form `PATH; No space left on device [Op:SaveV2]`."""
     message = getattr(error, "strerror", None) or one_line(str(error)).rpartition("; ")[2].partition(" [Op:")[0]
     return message.rstrip(".") or type(error).__name__
 
 
-class GrowingFile:
-    """A file to which a run appends; data survives the end of the process and, after `sync`, of the machine."""
+class AppendOnlyFile:
+    """A file to which a run appends; data survives a crash of the process and, after `sync`, a crash of the machine."""
 
     def __init__(self, path: AnyPath, *, is_new: bool = False):
-        """Creates the file if it does not exist; if `is_new`, it must not, and its directory is created, too.
+        """Creates the file if it does not exist; if `is_new`, it must not exist, and its directory is also created.
 
         Raises:
-          WriteError: it cannot be created. The other methods raise it as well.
+          WriteError: the file cannot be created. The other methods also raise this error.
         """
         self._path, storage = path, storage_of(path)
         with reraise_as_write_error(path):
@@ -75,6 +75,6 @@ def reraise_as_access_error() -> Iterator[None]:
         yield
     except PermissionError as error:
         raise InputError(
-            f"The directory of a run must be accessible. Received: {error.filename} ({error.strerror}). Give "
-            "another one, or fix its permissions."
+            f"The directory of a run must be accessible. Received: {error.filename} ({error.strerror}). Use "
+            "another directory, or fix its permissions."
         ) from error

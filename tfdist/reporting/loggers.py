@@ -28,7 +28,7 @@ class LoggedRun:
     """The run that a logger records."""
 
     directory: RunDirectory
-    flags: Mapping[str, Json]  # by name
+    flags: Mapping[str, Json]  # values of flags, by name
 
     @property
     def name(self) -> str:
@@ -42,11 +42,11 @@ class LoggedRun:
         return {**flag_tags, "directory": str(self.directory.path)}
 
     def external_id(self, tracker: str) -> str:
-        """Returns the run's id in a tracker, from an earlier start; "" if it has none."""
+        """Returns the run's id in a tracker, from an earlier attempt; "" if it has none."""
         return self._ids().get(tracker, "")
 
     def store_external_id(self, tracker: str, identifier: str) -> None:
-        """Stores the run's id in a tracker, for when the run resumes."""
+        """Stores the run's id in a tracker, to be used when the run resumes."""
         text = json.dumps({**self._ids(), tracker: identifier}, indent=2)
         storage_of(self.directory.loggers).replace(self.directory.loggers, f"{text}\n".encode())
 
@@ -56,7 +56,7 @@ class LoggedRun:
 
 
 class Logger(Reporter, abc.ABC):
-    """A reporter of the numbers in records. Subclasses implement `log`.
+    """A reporter of the numeric fields of records. Subclasses implement `log`.
 
     A user-defined class is used by `--loggers=package.module:Name(key=value, ...)`. Its constructor gets these arguments and,
     if it has a parameter `run`, the `LoggedRun`. Only the chief creates it. Its first error is logged and disables it, but
@@ -80,7 +80,7 @@ class Logger(Reporter, abc.ABC):
 
 
 class OptionalReporter(MultiReporter):
-    """Forwards to the reporter that `make` returns until it fails, which is only a warning, unless it is an `InputError`."""
+    """Forwards to the reporter that `make` returns, until its first error, which is logged; `make` may raise `InputError`."""
 
     busy = Reporter.busy
 
@@ -111,13 +111,13 @@ class OptionalReporter(MultiReporter):
 
 
 _MLFLOW = "mlflow"
-_MAX_PARAMS = 100  # limit of MLflow
+_MAX_PARAMS = 100  # MLflow's limit per call
 _MAX_PARAM_LENGTH = 500
 _STATUS = {"done": "FINISHED", "preempted": "KILLED", "interrupted": "KILLED"}
 
 
 class MLflowLogger(Logger):
-    """Logs flags as params, and the numbers of records as metrics; a resumed run continues the same MLflow run.
+    """Logs flags as params, and the numeric fields of records as metrics; a resumed run continues the same MLflow run.
 
     Args:
       run: the run to log.
@@ -180,7 +180,7 @@ _WANDB = "wandb"
 
 
 class WandbLogger(Logger):
-    """Logs flags as config, and the numbers in records; a resumed run continues the same W&B run.
+    """Logs flags as config, and the numeric fields of records; a resumed run continues the same W&B run.
 
     `WANDB_MODE=offline` writes to the directory `wandb` of the run, for `wandb sync`.
 
@@ -233,7 +233,7 @@ CATALOG: dict[str, Callable[..., Reporter]] = {TENSORBOARD: _tensorboard, "mlflo
 
 
 def check_installed(loggers: Sequence[Spec]) -> None:
-    """Raises `InputError` if a logger's package is missing, which is not imported, or an argument is unknown."""
+    """Raises `InputError` if a logger's package is not installed, without importing it, or an argument is unknown."""
     for spec in loggers:
         if spec.name in CATALOG:
             names = [name for name in inspect.signature(CATALOG[spec.name]).parameters if name != "run"]
@@ -244,7 +244,7 @@ def check_installed(loggers: Sequence[Spec]) -> None:
         install = _INSTALL_COMMANDS.get(spec.name)
         if install and importlib.util.find_spec(spec.name) is None:
             raise InputError(
-                f"--loggers={spec.name} needs the package {spec.name}. Received: an environment without it. Run: {install}."
+                f"--loggers={spec.name} needs the package {spec.name}, which is not installed. Run: {install}."
             )
 
 
@@ -259,14 +259,14 @@ def make_loggers(loggers: Sequence[Spec], run: LoggedRun) -> list[Reporter]:
     """Creates the loggers of a run, on the chief.
 
     TensorBoard's events are files of the run, so an error in writing them ends the run; errors of other loggers are warnings,
-    unless a logger does not take its arguments.
+    except invalid arguments.
     """
 
     def make(spec: Spec) -> Reporter:
         logger = call(CATALOG[spec.name] if spec.name in CATALOG else load_object(spec.name), spec, run=run)
         if not isinstance(logger, Reporter):
             raise InputError(
-                f"--loggers={spec} must be a class or function that makes a tfdist.reporting.Reporter. Received: "
+                f"--loggers={spec} must be a class or function that returns a tfdist.reporting.Reporter. Received: "
                 f"{type(logger).__name__}. Derive it from tfdist.reporting.Logger."
             )
         return logger

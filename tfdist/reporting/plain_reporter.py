@@ -10,9 +10,9 @@ from typing import TextIO
 from tfdist.coordination import Json
 from tfdist.errors import byte_size
 from tfdist.reporting.reporter import Reporter, RunPlan
-from tfdist.reporting.schema import TRAIN, main_metrics, number
+from tfdist.reporting.schema import TRAIN, as_float, main_metrics
 
-_MIN_RATIO, _MIN_WAIT = 1.25, 0.1  # of workers that are shown
+_MIN_SPEED_RATIO, _MIN_WAIT_FRACTION = 1.25, 0.1  # from which a worker is shown
 _WIDTH = 76  # of 80, because a launcher adds the rank
 
 
@@ -82,7 +82,7 @@ def _parts(record: Mapping[str, Json], plan: RunPlan | None) -> Iterator[str]:
     yield str(record.get("kind", TRAIN))
     yield from loss_and_metrics(record)
     for name, unit in (("examples_per_second", "examples/s"), ("step_seconds", "s/step")):
-        value = number(record.get(name))
+        value = as_float(record.get(name))
         if value is not None:
             yield f"{format_number(value)} {unit}"
     if plan and plan.shows_communication:
@@ -92,52 +92,52 @@ def _parts(record: Mapping[str, Json], plan: RunPlan | None) -> Iterator[str]:
 
 def communication(record: Mapping[str, Json]) -> Iterator[str]:
     """Yields the size and the time of a step's communication, such as `sent 1.2 MiB (25.6x less)` and `comm 12%`."""
-    payload, ratio = number(record.get("payload_bytes")), number(record.get("compression_ratio"))
+    payload, ratio = as_float(record.get("payload_bytes")), as_float(record.get("compression_ratio"))
     if payload is not None:
         ratio_text = f" ({ratio:.3g}x less)" if ratio is not None and ratio > 1.005 else ""
         yield f"sent {byte_size(payload)}{ratio_text}"
-    exposed, step_seconds = (number(record.get(k)) for k in ("exposed_communication_seconds", "step_seconds"))
+    exposed, step_seconds = (as_float(record.get(k)) for k in ("exposed_communication_seconds", "step_seconds"))
     if exposed is not None and step_seconds:
         yield f"comm {100 * min(1.0, exposed / step_seconds):.0f}%"
 
 
 def workers(record: Mapping[str, Json], is_long: bool = True) -> Iterator[str]:
-    """Yields the staleness, the slowest worker, and the one that waits longest, unless all are about as fast, or wait little.
+    """Yields the staleness, the slowest worker if speeds differ much, and the worker that waits longest if it waits much.
 
     For example, `staleness 1.92`, `rank 1 5.1 of 20.4 updates/s` (only if long) and `rank 0 waits 31% for workers`.
     """
     rates = [worker["updates_per_second"] for worker in record.get("workers", ())]
     if not rates:
         return
-    if (staleness := number(record.get("staleness"))) is not None:
+    if (staleness := as_float(record.get("staleness"))) is not None:
         yield f"staleness {staleness:.2f}"
-    if is_long and max(rates) > _MIN_RATIO * min(rates):
+    if is_long and max(rates) > _MIN_SPEED_RATIO * min(rates):
         yield f"rank {rates.index(min(rates))} {min(rates):.1f} of {sum(rates):.1f} updates/s"
-    shares = []
+    wait_fractions = []
     for rank, worker in enumerate(record["workers"]):
         total = worker["compute_seconds"] + sum(worker["wait_seconds"].values())
-        shares += [(seconds / total, cause, rank) for cause, seconds in worker["wait_seconds"].items() if total]
-    if shares and max(shares)[0] > _MIN_WAIT:
-        share, cause, rank = max(shares)
-        yield f"rank {rank} waits {100 * share:.0f}%{f' for {cause}' if is_long else ''}"
+        wait_fractions += [(seconds / total, cause, rank) for cause, seconds in worker["wait_seconds"].items() if total]
+    if wait_fractions and max(wait_fractions)[0] > _MIN_WAIT_FRACTION:
+        fraction, cause, rank = max(wait_fractions)
+        yield f"rank {rank} waits {100 * fraction:.0f}%{f' for {cause}' if is_long else ''}"
 
 
 def loss_and_metrics(record: Mapping[str, Json], max_metrics: int | None = None) -> Iterator[str]:
     """Yields `name value` for the loss and up to `max_metrics` metrics (all if None), in the order of the record."""
     loss = [("loss", record["loss"])] if "loss" in record else []
     for name, value in (*loss, *list(main_metrics(record).items())[:max_metrics]):
-        parsed_value = number(value)
+        parsed_value = as_float(value)
         yield f"{name} {value if parsed_value is None else format_number(parsed_value)}"
 
 
 def format_number(value: float) -> str:
     """Formats a number with about four significant digits: `0.3100`, `12.50`, `5100`, `2.1e-05`, `nan`."""
-    size = abs(value)
-    if not math.isfinite(value) or size >= 1e7 or 0 < size < 1e-3:
+    magnitude = abs(value)
+    if not math.isfinite(value) or magnitude >= 1e7 or 0 < magnitude < 1e-3:
         return f"{value:.3g}"
-    if size >= 1000:
+    if magnitude >= 1000:
         return f"{value:.0f}"
-    return f"{value:.4f}" if size < 10 else f"{value:.2f}"
+    return f"{value:.4f}" if magnitude < 10 else f"{value:.2f}"
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -9,16 +9,16 @@ _log = logging.getLogger(__name__)
 
 
 class NullProfile:
-    """Does not profile; used without `--profile_steps`, and on ranks other than the chief.
+    """Profiles nothing; used without `--profile_steps`, and on ranks other than the chief.
 
-    The `boundaries` are steps at which a compiled call must end, the same on all ranks: those that the chief profiles.
+    `boundaries` are the steps, on all ranks, at which a call of the compiled loop must end so that the chief can profile.
     """
 
     def __init__(self, steps: str = ""):
         self.boundaries: tuple[int, ...] = parse_step_range(steps) if steps else ()
 
     def on_step(self, step: int) -> None:
-        """Called with the current step, before the first compiled call and after each call."""
+        """Called with the current step, before the first call of the compiled loop and after each call."""
 
     def close(self) -> None:
         """Ends a running profile."""

@@ -21,9 +21,9 @@ def setup(rank: int, path: AnyPath, name: str = "") -> contextlib.ExitStack:
     """Logs to a file and to stderr until the result is closed.
 
     The file receives warnings of all libraries, and messages of tfdist from level INFO. Stderr receives the same on the
-    chief, and warnings on other ranks. Other handlers that write to the terminal are removed meanwhile, to avoid duplicate
-    lines. An exception that ends the context is written to the file only, because its handler prints it on the terminal:
-    as one line for a `TfdistError` or an interrupt, with a traceback for others.
+    chief, and warnings on other ranks. Other handlers that write to the terminal are removed until then, to avoid duplicate
+    lines. An exception that ends the context is written to the file only, because it is printed on the terminal anyway:
+    as one line for a `TfdistError` or an interrupt, with a traceback for other exceptions.
 
     The log file is created with its directory, or appended to. `name` is the name of this process in the messages, by default
     its rank; 0 is the chief. `close()` of the result restores the previous handlers.
@@ -88,7 +88,7 @@ class _File(logging.Handler):
             super().handleError(record)
         elif not self.has_failed:
             self.has_failed = True
-            print(f"{self._path} lacks lines from here on: {error.strerror}.", file=sys.stderr, flush=True)
+            print(f"{self._path} is incomplete from here on: {error.strerror}.", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         super().close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.coordination import Json
-from tfdist.reporting.file_errors import GrowingFile, reraise_as_write_error
+from tfdist.reporting.file_errors import AppendOnlyFile, reraise_as_write_error
 from tfdist.reporting.schema import SCHEMA, to_json
 from tfdist.storage import AnyPath, path_of, storage_of
 
@@ -21,7 +21,7 @@ class RunPlan:
     batch_size: int  # number of examples in a global batch
     examples_per_epoch: int | None = None  # number of examples in the training set; None if unknown
     first_step: int = 0  # number of updates before this run; positive if it is resumed
-    examples_before: int | None = None  # used in these updates; None if all had `batch_size` examples
+    examples_before: int | None = None  # number of examples in these updates; None if each had `batch_size` examples
     # Index of the epoch in the data's stream that is displayed as epoch 1; negative if the first displayed epoch has a higher
     # number.
     first_epoch: int = 0
@@ -36,7 +36,7 @@ class RunPlan:
         return self._examples(step) / self.examples_per_epoch
 
     def epoch_text(self, step: int) -> str:
-        """Returns the epoch of the last of `step` updates, such as `epoch 3/20`, counted from 1; "" if unknown.
+        """Returns the epoch to which update number `step` belongs, such as `epoch 3/20`, counted from 1; "" if unknown.
 
         The step that completes an epoch belongs to it, even if it uses the first examples of the next one.
         """
@@ -47,7 +47,7 @@ class RunPlan:
         return f"epoch {self._epoch_number(displayed_step)}/{self._epoch_number(self.total_steps)}"
 
     def _epoch_number(self, step: int) -> int:
-        """Returns the epoch, counted from 1, of the first example of the last of `step` updates."""
+        """Returns the epoch, counted from 1, of the first example of update number `step`."""
         assert self.examples_per_epoch
         return self._examples(max(step - 1, 0)) // self.examples_per_epoch - self.first_epoch + 1
 
@@ -67,7 +67,7 @@ class Reporter:
         """Called before the first step."""
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """Called after every compiled call, with the number of updates and the latest fields; must be cheap."""
+        """Called after every call of the compiled loop, with the number of updates and the latest fields; must be cheap."""
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
@@ -128,12 +128,12 @@ class MultiReporter(Reporter):
 class MetricsFile(Reporter):
     """Appends each record to a file, as one line of JSON.
 
-    Records survive a crash of the process and, up to the last `sync`, of the machine. The file is created immediately. A
-    value without a JSON equivalent is a `TypeError`.
+    Records survive a crash of the process and, up to the last `sync`, a crash of the machine. The file is created immediately.
+    A value without a JSON equivalent raises `TypeError`.
     """
 
     def __init__(self, path: AnyPath):
-        self._file = GrowingFile(path)
+        self._file = AppendOnlyFile(path)
 
     def record(self, record: Mapping[str, Json]) -> None:
         line = {"schema": SCHEMA, **record}

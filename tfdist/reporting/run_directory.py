@@ -45,16 +45,16 @@ class _Entry:
 class RunDirectory:
     """The files of a run, by name."""
 
-    path: StoragePath  # of the directory
+    path: StoragePath  # path of the directory
     flags = _Entry("flags.txt")  # flags that repeat the run, for `--flagfile`
     environment = _Entry("environment.json")  # versions, hosts, command and machine; see `tfdist.reporting.environment`
-    starts = _Entry(_STARTS)  # one line per start of the run, with its first step, flags and hosts
+    starts = _Entry(_STARTS)  # one line per attempt of the run, with its first step, flags and hosts
     end = _Entry("finished.json")  # describes the end of a finished run
     checkpoints = _Entry("checkpoints")  # directory of checkpoints; defined by `tfdist.checkpoint.format`
     metrics = _Entry("metrics.jsonl")  # records of the run; defined by `tfdist.reporting.schema`
     evaluations = _Entry("evaluations.jsonl")  # records of the job's evaluator, in the same schema
     dropped = _Entry("metrics-dropped.jsonl")  # records of steps that were repeated from a checkpoint
-    outcome = _Entry("outcome.json")  # outcome of the last start; missing while it is running or if it was killed
+    outcome = _Entry("outcome.json")  # outcome of the last attempt; missing while it is running or if it was killed
     curves = _Entry("curves.png")  # plot of loss and metrics
     all_reduce_table = _Entry("all_reduce.csv")  # table of algorithms measured by `--all_reduce=auto`
     timeline = _Entry("timeline.png")  # plot of the actions of a pipeline's processes, by `--profile_steps`
@@ -81,7 +81,7 @@ class RunDirectory:
     ) -> int:
         """Prepares the directory for a run that starts at `step`; drops later records, which will be repeated.
 
-        Called on the chief. Creates the directory if necessary, and returns the number of earlier starts.
+        Called on the chief. Creates the directory if necessary, and returns the number of earlier attempts.
 
         Args:
           flags: contents of flags.txt, to repeat the run.
@@ -90,7 +90,7 @@ class RunDirectory:
           step: number of updates so far.
           checkpoint: checkpoint of this step; empty for none.
           is_evaluated: whether the evaluation at this step was completed; otherwise it will be repeated.
-          facts: further fields of this start in starts.jsonl.
+          facts: further fields of this attempt in starts.jsonl.
           clock: returns the time in seconds since 1970 (UTC).
         """
         fields = environment.describe(hosts, clock(), communication)
@@ -104,7 +104,7 @@ class RunDirectory:
             )
             if self._storage.exists(self.end):
                 self._storage.remove(self.end)
-            # First and atomically: this file has everything that the next start needs if this process is killed.
+            # First and atomically: this file has everything that the next attempt needs if this process is killed.
             self._storage.replace(self.starts, starts + f"{json.dumps(start)}\n".encode())
             self._storage.replace(self.flags, flags.encode())
             self._storage.replace(self.environment, (json.dumps(fields, indent=2) + "\n").encode())
@@ -118,13 +118,13 @@ class RunDirectory:
         self._storage.replace(self.end, (json.dumps(facts) + "\n").encode())
 
     @property
-    def end_facts(self) -> dict[str, Any]:
+    def end_record(self) -> dict[str, Any]:
         """The facts passed to `finish`; empty if the run has not finished."""
         return (_json(self._contents(self.end)) or {}) if self.is_done else {}
 
     @property
-    def outcome_facts(self) -> dict[str, Any]:
-        """The outcome of the last start; empty if there is none."""
+    def outcome_record(self) -> dict[str, Any]:
+        """The outcome of the last attempt; empty if there is none."""
         return _json(self._contents(self.outcome)) or {}
 
     def write(self, path: StoragePath, contents: bytes) -> None:
@@ -167,7 +167,7 @@ class RunDirectory:
             self._storage.replace(self.metrics, b"".join(line for line, record in records if is_kept(record)))
 
     def _contents(self, path: StoragePath) -> bytes:
-        """Returns the contents of a file, empty if it does not exist; raises `InputError` if it is no regular file."""
+        """Returns the contents of a file, empty if it does not exist; raises `InputError` if it cannot be read."""
         try:
             return self._storage.read(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -184,7 +184,7 @@ class RunDirectory:
         starts = [start for line in lines if (start := _json(line))]
         if len(starts) < len(lines):
             raise InputError(
-                f"Each line of {self.starts} must describe a start of the run. Received: a line that is not JSON. Restore "
+                f"Each line of {self.starts} must describe an attempt of the run. Received: a line that is not JSON. Restore "
                 "the file, or start a run in another directory."
             )
         return starts
@@ -192,19 +192,19 @@ class RunDirectory:
     def read_updates(self) -> list[dict[str, Any]]:
         """Returns the updates of parameter servers that count for the result, in order; empty if there is no record of them.
 
-        Updates that a later start has made again are those of this start. The list ends before the first gap.
+        If a later attempt has repeated an update, its own is returned. The list ends before the first gap.
         """
         updates: dict[int, dict[str, Any]] = {}  # by version
-        for number, start in enumerate(self.read_starts()):
+        for index, start in enumerate(self.read_starts()):
             updates = {version: update for version, update in updates.items() if version < start["step"]}
-            records = self._records_with_lines(self.updates(number))
+            records = self._records_with_lines(self.updates(index))
             updates |= {update["version"]: update for line, update in records if line.endswith(b"\n")}
         first = min(updates, default=0)
         count = next(count for count in itertools.count() if first + count not in updates)
         return [updates[version] for version in range(first, first + count)]
 
     def last_flags(self) -> dict[str, str]:
-        """Returns the values of the flags of the last start, as text by name; see `read_starts` for errors."""
+        """Returns the values of the flags of the last attempt, as text by name; see `read_starts` for errors."""
         return flag_values((self.read_starts() or [{}])[-1].get("flags", []))
 
     def make(self) -> None:
@@ -236,7 +236,7 @@ class RunDirectory:
 
     @property
     def is_run(self) -> bool:
-        """Whether it contains a run."""
+        """Whether the directory contains a run."""
         info = self._storage.info(self.starts)
         return info is not None and not info.is_directory
 
@@ -247,7 +247,7 @@ class RunDirectory:
 
     @property
     def is_done(self) -> bool:
-        """Whether it contains a finished run."""
+        """Whether the directory contains a finished run."""
         info = self._storage.info(self.model)
         return info is not None and (info.is_directory or info.size > 0)  # empty after a failure of the machine
 
@@ -258,7 +258,7 @@ class RunDirectory:
 
     @property
     def has_trained(self) -> bool:
-        """Whether an earlier start has recorded any step."""
+        """Whether an earlier attempt has recorded any step."""
         storage, ledgers = self._storage, self.ledger(0, 0).parent
         if self.has_dropped:
             return True
@@ -277,18 +277,18 @@ class RunDirectory:
         with _reraise_as_input_error(path):
             if run._storage.is_directory(run.path) and not run.is_unused:
                 raise InputError(
-                    f"The output directory must be empty or new. Received: {path}, which has files in it. Give another "
+                    f"The output directory must be empty or new. Received: {path}, which contains files. Specify another "
                     "--output_dir."
                 )
             run._storage.check_writable(run.path)
         return run
 
     def ledger(self, start: int, rank: int) -> StoragePath:
-        """Returns the file with the examples that a process has used since a start of the run, numbered from 0."""
+        """Returns the file with the examples that a process has used in an attempt of the run, numbered from 0."""
         return self.path / "ledger" / f"start-{start}-rank-{rank}.bin"
 
     def updates(self, start: int) -> StoragePath:
-        """Returns the file with the updates that parameter servers have made since a start of the run."""
+        """Returns the file with the updates that parameter servers have made in an attempt of the run."""
         return self.path / "ledger" / f"start-{start}-updates.jsonl"
 
     def log(self, rank: int) -> StoragePath:
@@ -324,6 +324,6 @@ def _reraise_as_input_error(path: AnyPath) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"The output directory must be writable. Received: {path} ({error.strerror or error}). Give another "
-            "--output_dir, or free space there, or fix its permissions."
+            f"The output directory must be writable. Received: {path} ({error.strerror or error}). Specify another "
+            "--output_dir, or free up space there, or fix its permissions."
         ) from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import InputError, count_of
 from tfdist.reporting.plain_reporter import format_number, text_table
 from tfdist.reporting.run_directory import RunDirectory, flag_values
-from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
+from tfdist.reporting.schema import EVAL, TRAIN, as_float, main_metrics
 from tfdist.storage import StoragePath, storage_of
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ AXES = {"step": "step (optimizer updates)", "epoch": "epoch", "time": "time sinc
 class RunSummary:
     """A summary of the files of a run."""
 
-    name: str  # path of the run's directory, relative to the directory that the user gave
+    name: str  # path of the run's directory, relative to the directory that the user passed
     directory: RunDirectory
-    flags: Mapping[str, str]  # flags of the last start, as text by name
-    versions: Mapping[str, str]  # of packages, by name
+    flags: Mapping[str, str]  # flags of the last attempt, as text by name
+    versions: Mapping[str, str]  # versions of packages, by name
     strategy: str  # empty if unknown
     replicas: int | None  # None if unknown
     servers: int  # number of parameter servers
-    start_time: float  # of the first start, in seconds since 1970 (UTC)
-    starts: int  # number of starts
-    seconds: float | None  # wall time of all starts; None if unknown
+    start_time: float  # time of the first attempt, in seconds since 1970 (UTC)
+    starts: int  # number of attempts
+    seconds: float | None  # wall time of all attempts; None if unknown
     steps: int  # number of updates, according to the records
     total_steps: int | None  # step at which the run ends, according to its flags; None if unknown
     status: str  # finished, running, killed, or another outcome: interrupted, preempted, failed, loss not finite, ...
@@ -98,7 +98,7 @@ def best_point(points: Iterable[tuple[int, float]], metric: str) -> tuple[int, f
 
 
 def _points(records: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[int, float]]:
-    return [(record["step"], value) for record in records if (value := number(record.get(metric))) is not None]
+    return [(record["step"], value) for record in records if (value := as_float(record.get(metric))) is not None]
 
 
 def is_higher_better(metric: str) -> bool:
@@ -115,7 +115,7 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
     if not starts:
         raise InputError("its starts.jsonl is empty")
     last, records = starts[-1], directory.all_records()
-    outcome = directory.outcome_facts
+    outcome = directory.outcome_record
     flags = flag_values(last.get("flags", []))
     steps, total = max([last["step"], *(record["step"] for record in records)]), _total_steps(flags, last)
     try:
@@ -143,7 +143,7 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
 def _status(directory: RunDirectory, outcome: str) -> str:
     if _is_locked(directory):
         return RUNNING
-    if outcome == "done" or directory.end_facts:
+    if outcome == "done" or directory.end_record:
         return FINISHED
     return outcome or KILLED
 
@@ -167,7 +167,7 @@ def _is_locked(directory: RunDirectory) -> bool:
 
 def _seconds(starts: Sequence[float], records: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns the total time from each start to the last record before the next start."""
-    times = [time for record in records if (time := number(record.get("time"))) is not None and math.isfinite(time)]
+    times = [time for record in records if (time := as_float(record.get("time"))) is not None and math.isfinite(time)]
     total = 0.0
     for start, end in itertools.pairwise([*starts, math.inf]):
         total += max([time for time in times if start <= time < end], default=start) - start
@@ -195,7 +195,7 @@ def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
     return {
         "run": lambda run: run.name,
         "started": lambda run: format_time(run.start_time),
-        "strategy": _place,
+        "strategy": _strategy_text,
         "model": lambda run: run.flags.get("model", UNKNOWN),
         "data set": lambda run: run.flags.get("dataset", UNKNOWN),
         "steps": lambda run: f"{run.steps}{'' if run.total_steps is None else f'/{run.total_steps}'}",
@@ -205,7 +205,7 @@ def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
     }
 
 
-def _place(run: RunSummary) -> str:
+def _strategy_text(run: RunSummary) -> str:
     replicas = "" if run.replicas is None else f" x{run.replicas}"
     servers = f", {count_of(run.servers, 'server')}" if run.servers else ""
     return f"{run.strategy or UNKNOWN}{replicas}{servers}"
@@ -234,7 +234,7 @@ def table(runs: Sequence[RunSummary], metric: str, width: int | None = None) -> 
         if title in cells and _width(cells) > width:
             omitted_titles.append(title)
             del cells[title]
-    note = f"Left out in {width} columns: {', '.join(omitted_titles)}. A wider terminal, a pipe or --json shows all."
+    note = f"Omitted in {width} columns: {', '.join(omitted_titles)}. A wider terminal, a pipe or --json shows all."
     return [*_lines(cells), *(textwrap.wrap(note, width) if omitted_titles else [])]
 
 
@@ -379,7 +379,7 @@ def set_integer_ticks(axes: "Axes") -> None:
 
 
 def set_log_scale(axes: "Axes", values: Sequence[float], label: str) -> None:
-    """Makes the vertical axis logarithmic if the finite `values` on it span decades."""
+    """Makes the vertical axis logarithmic if the finite `values` on it span two decades."""
     if values and min(values) > 0 and max(values) / min(values) > _LOG_SCALE_RATIO:
         axes.set_yscale("log")
         axes.set_ylabel(f"{label} (logarithmic)")
@@ -404,16 +404,16 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
 
 
 def _style(index: int) -> dict[str, Any]:
-    """Returns the color and line style of a run by its index; the first 36 are different."""
+    """Returns the color and line style of a run by its index; the first 36 are distinct."""
     return {"color": _COLORS[index % len(_COLORS)], "linestyle": _STYLES[index // len(_COLORS) % len(_STYLES)]}
 
 
 def _curve_points(run: RunSummary, metric: str, kind: str, axis: str) -> list[tuple[float, float]]:
-    times = [time for record in run.records if (time := number(record.get("time"))) is not None]
+    times = [time for record in run.records if (time := as_float(record.get("time"))) is not None]
     start_time = min(times, default=0.0)
     points = []
     for record in run.records:
-        x, value = number(record.get(axis)), number(record.get(metric))
+        x, value = as_float(record.get(axis)), as_float(record.get(metric))
         if record["kind"] == kind and x is not None and value is not None and math.isfinite(value):
             points.append(((x - start_time) / 60 if axis == "time" else x, value))
     return points

@@ -37,7 +37,7 @@ _EXPERT_METRIC = re.compile(r"_expert_\d+$")  # see `tfdist.layers.MixtureOfExpe
 class Field:
     """Definition of a field."""
 
-    unit: str  # of its value; empty for a number without unit and for text
+    unit: str  # unit of the value; empty for text and for numbers without a unit
     meaning: str
     kinds: tuple[str, ...] = (TRAIN,)  # kinds of record that have it
 
@@ -58,7 +58,7 @@ FIELDS: Mapping[str, Field] = {
     "slowest_rank_cost": Field("", "fraction of a step for which the other ranks wait for `slowest_rank`"),
     "data_wait_seconds": Field("s", "time a step waited for its input on the chief: mean of the window"),
     "gradient_norm": Field("", "global norm of the reduced gradients, before clipping, at the last step"),
-    "loss_scale": Field("", "factor of the loss after the window's last step"),
+    "loss_scale": Field("", "loss scale after the window's last step"),
     "skipped_steps": Field("steps", "steps of the window without an update, because a gradient overflowed"),
     "payload_bytes": Field(
         "bytes", "data that the chief passes to the engine in a step: gradients of its replica, and `message_bytes`"
@@ -93,7 +93,7 @@ FIELDS: Mapping[str, Field] = {
     "rejected_gradients": Field(
         "gradients", "gradients that parameter servers rejected in the window, because they were too old"
     ),
-    "total_rejected_gradients": Field("gradients", "gradients that were rejected for that reason so far"),
+    "total_rejected_gradients": Field("gradients", "`rejected_gradients` of all windows of the run"),
     "replica_divergence": Field(
         "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"
     ),
@@ -101,8 +101,8 @@ FIELDS: Mapping[str, Field] = {
         "s", "time of a step minus the time of one that sends nothing, last measured"
     ),
     "codec_seconds": Field("s", "time of a step for encoding and decoding, last measured without communication"),
-    "compression_error": Field("", "||sent - exact|| / ||exact|| of the gradient with the largest, last measured"),
-    "compression_cosine": Field("", "cosine of sent and exact of the gradient with the smallest, last measured"),
+    "compression_error": Field("", "largest ||sent - exact|| / ||exact|| of any gradient, last measured"),
+    "compression_cosine": Field("", "smallest cosine of the sent and the exact gradient, last measured"),
     "optimizer_state_bytes": Field("bytes", "optimizer state of the chief's process, if it is sharded"),
     "peak_memory_bytes": Field("bytes", "peak resident memory of the chief's process"),
     "device_peak_memory_bytes": Field("bytes", "peak memory allocated on one of the chief's devices"),
@@ -115,7 +115,7 @@ def metrics_of(record: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def main_metrics(record: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the metrics to display: all except the loads of single experts, of which there may be hundreds."""
+    """Returns the metrics to display: all except those of single experts, of which there may be hundreds."""
     return {name: value for name, value in metrics_of(record).items() if not _EXPERT_METRIC.search(name)}
 
 
@@ -125,16 +125,16 @@ def check_metric_names(names: Iterable[str]) -> None:
     if reserved_names:
         raise InputError(
             f"A metric must not have the name of a field of metrics.jsonl. Received: {', '.join(reserved_names)}. "
-            "Give the metric another name: keras.metrics.Mean(name=...)."
+            "Rename the metric: keras.metrics.Mean(name=...)."
         )
 
 
 def scalars(record: Mapping[str, Json]) -> Iterator[tuple[str, float]]:
-    """Yields the names and values of all numbers to plot, those of workers and servers as `workers/0/wait_seconds/pull`."""
+    """Yields the names and values of all numbers to plot; a nested one has a name such as `workers/0/wait_seconds/pull`."""
     for name, value in record.items():
         if name in ("workers", "servers"):
             yield from _nested_scalars(name, value)
-        elif name not in _NOT_PLOTTED and (scalar := number(value)) is not None:
+        elif name not in _NOT_PLOTTED and (scalar := as_float(value)) is not None:
             yield name, scalar
 
 
@@ -142,7 +142,7 @@ def _nested_scalars(name: str, value: Json) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _nested_scalars(f"{name}/{key}", item)
-    elif (scalar := number(value)) is not None:
+    elif (scalar := as_float(value)) is not None:
         yield name, scalar
 
 
@@ -165,7 +165,7 @@ def to_json(value: object) -> Json:
     raise TypeError(f"A record holds numbers, text, lists and mappings. Received: {value!r} of type {type(value)}.")
 
 
-def number(value: object) -> float | None:
+def as_float(value: object) -> float | None:
     """Returns a record's value as a float, including "nan", "inf" and "-inf"; None if it is not a number."""
     json_value = to_json(value)
     if isinstance(json_value, bool) or not isinstance(json_value, int | float | str):

@@ -17,7 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tfdist.coordination import Json
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.reporter import Reporter, RunPlan
-from tfdist.reporting.schema import TRAIN, number, scalars
+from tfdist.reporting.schema import TRAIN, as_float, scalars
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _PREFIX = "events.out.tfevents"
@@ -52,7 +52,7 @@ def _histogram(name: str, counts: Mapping[str, int]) -> Summary:
 
 
 class TensorBoardReporter(Reporter):
-    """Writes every number of a record, with the names in metrics.jsonl, so both runs share their charts.
+    """Writes every number of a record, with the names in metrics.jsonl, so training and evaluation share charts.
 
     Numbers of workers and servers have names such as `workers/0/updates_per_second`; histograms, `servers/0/staleness`.
 
@@ -79,7 +79,7 @@ class TensorBoardReporter(Reporter):
             summaries = [scalar_pb(name, scalar) for name, scalar in scalars(record)]
             summaries += [_histogram(f"servers/{server}/staleness", counts) for server, counts in histograms]
             for summary in summaries:
-                self._files[kind].write(number(record.get("time")), step=int(record["step"]), summary=summary)
+                self._files[kind].write(as_float(record.get("time")), step=int(record["step"]), summary=summary)
 
     def close(self, outcome: str) -> None:
         with reraise_as_write_error(self._directory):
@@ -89,7 +89,7 @@ class TensorBoardReporter(Reporter):
 
 
 def _new_file(directory: StoragePath, first_step: int | None) -> "EventFile":
-    """Creates an event file; if `first_step` is given, this step and later ones replace earlier values.
+    """Creates an event file; if `first_step` is not None, this step and later ones replace earlier values.
 
     The mark for this is in a separate file between earlier and later events, because TensorBoard ignores the first mark of a
     directory. It reads files in the order of their names.

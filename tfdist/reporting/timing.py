@@ -1,4 +1,4 @@
-"""Measures the time of a training window."""
+"""Measures the time of training steps, and compares ranks."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from time import perf_counter
 
 
 class StepTimer:
-    """Measures compiled calls between two training records.
+    """Measures calls of the compiled loop between two training records.
 
         with timer.call(steps=10):
             result = loop(...)
@@ -24,7 +24,7 @@ class StepTimer:
 
     @contextlib.contextmanager
     def call(self, steps: int) -> Iterator[None]:
-        """Measures a compiled call of `steps` steps; its result must be complete when the context exits."""
+        """Measures a call of the compiled loop with `steps` steps; its result must be complete when the context exits."""
         start_time = self._clock()
         yield
         self._seconds += self._clock() - start_time
