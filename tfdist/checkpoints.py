@@ -20,7 +20,7 @@ def main(run: str, output: Output = TEXT) -> int:
         exists = storage_of(path_of(run)).exists(path_of(run))
         raise InputError(
             f"The directory must be that of a run with checkpoints, or of a checkpoint. Received: {run}, which "
-            f"{'has none. Train with --checkpoint_every' if exists else 'does not exist. Give the directory of a run'}."
+            f"{'has none. Train with --checkpoint_every' if exists else 'does not exist. Pass the directory of a run'}."
         )
     checkpoints = []
     for path in paths:

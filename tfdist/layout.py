@@ -41,14 +41,15 @@ def _mesh_report(config: LayoutConfig) -> layout_reports.Report:
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
     rules = parse_layout("" if config.layout == AUTO else config.layout, mesh)
     check_batch_size(config.batch_size, mesh.axes[rules["batch"]], config.accumulate_steps, equal=True)
-    rows = config.batch_size // config.accumulate_steps
+    micro_batch_size = config.batch_size // config.accumulate_steps
     shard = parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
     lines = []
     if config.layout == AUTO:
-        plan = layout_plan.cheapest_layout(abstract_model, mesh, rules, shard, rows, config.memory_gb * 2**30)
+        memory = config.memory_gb * 2**30
+        plan = layout_plan.cheapest_layout(abstract_model, mesh, rules, shard, micro_batch_size, memory)
         lines = [f"--layout={rules_text(plan.rules)}"]
     else:
-        plan = abstract_model.plan(mesh, rules, shard, rows)
+        plan = abstract_model.plan(mesh, rules, shard, micro_batch_size)
     return [*lines, *_lines(plan, config.accumulate_steps)], {
         "mesh": dict(plan.mesh.axes),
         "layout": dict(plan.rules),
@@ -97,7 +98,7 @@ def _lines(plan: "Plan", micro_steps: int) -> Iterator[str]:
             (purposes.get(traffic.purpose, traffic.purpose), traffic.kind, traffic.axis, byte_size(traffic.bytes))
             for traffic in plan.traffic
         ]
-        yield from text_table([("what", "operation", "axis", "size"), *traffic_rows])
+        yield from text_table([("purpose", "operation", "axis", "size"), *traffic_rows])
 
 
 def _notes(plan: "Plan", uncounted_rules: list[str], config: LayoutConfig) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Parity tests for authors of strategies and reducers: training under a strategy and on one device, compared by variable.
 
-Run it in float64, in which bugs exceed rounding errors by far. `run_case` trains; `compare` measures the differences of two
-outcomes. A line of `CASES` adds a model and an optimizer to every suite.
+Run them in float64, in which bugs exceed rounding errors by far. `run_case` trains, and `compare` measures the differences of
+two outcomes. An entry of `CASES` adds a model and an optimizer to every suite.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ EXAMPLES = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training that must have the same result under every strategy.
+    """A training run that must have the same result under every strategy.
 
     Attributes:
       model: a key of `MODELS`.
@@ -39,7 +39,7 @@ class Case:
       batch_size: global batch size; 13 is not divisible by any number of replicas.
       weighted: whether examples have weights, some of which are 0.
       steps: number of updates.
-      balance: how rows are allocated to several replicas; see `Trainer`.
+      balance: how the examples of a batch are divided between several replicas; see `Trainer`.
     """
 
     model: str
@@ -60,7 +60,7 @@ class Outcome:
 
     Attributes:
       variables: weights and moving statistics by path.
-      losses: mean loss of each call.
+      losses: mean loss of each call of the compiled loop.
       evaluation: loss and metrics over all examples.
       digests: a hash of all variables for each local replica.
     """
@@ -146,7 +146,7 @@ MESHES: Mapping[str, tuple[str, str]] = {
     "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert;experts:model"),
 }
 
-# A minute or more with each strategy.
+# These take a minute or more with each strategy.
 SLOW_CASES = (Case(model="resnet50", optimizer="sgd", batch_size=8, steps=3),)
 
 
@@ -218,9 +218,9 @@ class Difference:
 
 
 def compare(outcome: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], model: str) -> list[Difference]:
-    """Compares variables by path, the worst first; raises `KeyError` if the paths differ."""
+    """Returns the differences of variables, the largest first; raises `KeyError` if the paths differ."""
     if set(outcome) != set(reference):
-        raise KeyError(f"Not the same variables: {sorted(set(outcome) ^ set(reference))}")
+        raise KeyError(f"Both must have the same variables. Only one has: {sorted(set(outcome) ^ set(reference))}")
     differences = []
     for path, expected in reference.items():
         difference = np.asarray(outcome[path], np.float64) - np.asarray(expected, np.float64)

@@ -124,7 +124,7 @@ def renormalising():
     ("make", "message"),
     [
         (Subclassed, "Received: subclassed.*Write tfdist.layers.SyncBatchNormalization for BatchNormalization"),
-        (inside_a_layer, "belongs to a layer of your own"),
+        (inside_a_layer, "belongs to a user-defined layer"),
         (renormalising, "Batch renormalization cannot be synchronized"),
     ],
 )
