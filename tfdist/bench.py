@@ -101,7 +101,7 @@ class BenchConfig(JobOptions):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.all_reduce and self.operations not in ("", "all_reduce"):
-            rule = "Only all_reduce has algorithms: leave out --operations or --all_reduce."
+            rule = "Only all_reduce has algorithms: remove --operations or --all_reduce."
             raise conflict_error(rule, self, ("operations", "all_reduce"))
         if self.strategy in strategies_with("mesh_shape"):
             raise too_few_replicas_error(flag_text("strategy", self.strategy))

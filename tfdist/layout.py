@@ -24,10 +24,10 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
         config.has_servers: layout_reports.server_report,
         config.has_replicas: layout_reports.replica_report,
     }
-    lines, facts = reports.get(True, _mesh_report)(config)
-    for line in (*lines, *facts.get("notes", ())):
+    lines, result = reports.get(True, _mesh_report)(config)
+    for line in (*lines, *result.get("notes", ())):
         output.line(line)
-    output.result(facts)
+    output.result(result)
     return 0
 
 
@@ -56,9 +56,9 @@ def _mesh_report(config: LayoutConfig) -> layout_reports.Report:
         "shard": shard.stage,
         "shard_axis": shard.axis,
         "device_bytes": _device_bytes(plan.totals()),
-        "variables": [_variable_facts(variable, plan) for variable in plan.variables],
+        "variables": [_variable_to_json(variable, plan) for variable in plan.variables],
         "micro_steps_per_step": config.accumulate_steps,
-        "collectives": layout_reports.collective_facts(plan),
+        "collectives": layout_reports.collectives_to_json(plan),
         "warnings": plan.warnings,
         "notes": list(_notes(plan, layout_plan.uncounted_rules(plan.rules), config)),
     }
@@ -112,8 +112,8 @@ def _notes(plan: "Plan", uncounted_rules: list[str], config: LayoutConfig) -> It
     yield from layout_reports.precision_notes(config, "send")
 
 
-def _variable_facts(variable: "VariablePlan", plan: "Plan") -> dict[str, Any]:
-    return layout_reports.variable_facts(variable) | {
+def _variable_to_json(variable: "VariablePlan", plan: "Plan") -> dict[str, Any]:
+    return layout_reports.variable_to_json(variable) | {
         "dims": list(variable.dims),
         "computed": str(variable.placement.computation),
         "stored": str(variable.placement.storage),

@@ -20,8 +20,8 @@ _COUNTS = ("step", "batch_size", "examples", "examples_before", "ledgers")  # of
 
 def main(run: str, output: Output = TEXT) -> int:
     """Prints the result; returns the exit code."""
-    facts = prove(RunDirectory(path_of(run)))
-    problems = facts["problems"]
+    result = prove(RunDirectory(path_of(run)))
+    problems = result["problems"]
     listed_problems = problems[:_MAX_LISTED]
     for problem in listed_problems:
         output.line(problem)
@@ -29,12 +29,12 @@ def main(run: str, output: Output = TEXT) -> int:
         output.line(f"Not proved: {len(problems)} problems; the first {len(listed_problems)} are listed above.")
     else:
         output.line(
-            f"Proved: {facts['steps']} steps, {count_of(facts['starts'], 'attempt')}. Each of "
-            f"{facts['examples_per_epoch']} examples was used exactly once in each of {facts['complete_epochs']} epochs; "
-            f"{facts['examples_of_next_epoch']} in the next one, none twice."
+            f"Proved: {result['steps']} steps, {count_of(result['starts'], 'attempt')}. Each of "
+            f"{result['examples_per_epoch']} examples was used exactly once in each of {result['complete_epochs']} epochs; "
+            f"{result['examples_of_next_epoch']} in the next one, none twice."
         )
     shown = {"run": run, "proved": not problems, "problem_count": len(problems), "problems": listed_problems}
-    output.result(facts | shown)
+    output.result(result | shown)
     return ExitCode.FAILED if problems else ExitCode.DONE
 
 

@@ -110,7 +110,7 @@ MODELS: Mapping[str, Callable[..., keras.Model]] = {
     "resnet50": lambda **sizes: models.build("resnet50(batch_norm='synchronized')", **sizes),
 }
 
-LANGUAGE = ("transformer", "experts", "deep_transformer")  # language models
+LANGUAGE_MODELS = ("transformer", "experts", "deep_transformer")
 
 OPTIMIZERS: Mapping[str, Callable[[], keras.Optimizer]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
@@ -232,12 +232,12 @@ def compare(outcome: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
 
 def is_noise(path: str, model: str) -> bool:
     """Returns whether a variable's true gradient is zero according to the model's table; its value is rounding error."""
-    catalog_name = "transformer" if model in LANGUAGE else model
+    catalog_name = "transformer" if model in LANGUAGE_MODELS else model
     return any(re.search(pattern, path) for pattern in models.zero_gradient_patterns(catalog_name))
 
 
 def _sizes(case: Case) -> dict[str, Any]:
-    if case.model in LANGUAGE:
+    if case.model in LANGUAGE_MODELS:
         return {"input_shape": (12,), "classes": 12}
     return {"input_shape": (32, 32, 3) if case.model == "resnet50" else (8, 8, 1), "classes": 10}
 
@@ -245,7 +245,7 @@ def _sizes(case: Case) -> dict[str, Any]:
 def source_of(case: Case) -> ArraySource:
     """Returns the data of a case, `EXAMPLES` examples that depend only on the case."""
     random = np.random.default_rng(5)
-    if case.model in LANGUAGE:
+    if case.model in LANGUAGE_MODELS:
         arrays: tuple[np.ndarray, ...] = tuple(random.integers(0, 12, (EXAMPLES, 12)) for _ in range(2))
     elif case.model == "masked":
         lengths = random.integers(1, 7, (EXAMPLES, 1))

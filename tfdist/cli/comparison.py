@@ -89,7 +89,7 @@ class Replay(WeightSynchronizer):
 
 
 class _Snapshot(NamedTuple):
-    """The weights and states after an update, and the contents of tables with a row per key."""
+    """The weights and states after an update, and the contents of embedding tables with a row for each key."""
 
     values: list[np.ndarray]
     tables: list[dict[str, np.ndarray]]
@@ -217,7 +217,7 @@ class ReplayLoop:
 
 
 def _combined(tables: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns a table with a row per key as a worker has read it, given its `export` at the version of each server."""
+    """Returns an embedding table as a worker has read it, given its `export` at the version of each server."""
     arrays = {"updates": tables[0]["updates"]}
     for name in tables[0].keys() - {"updates"}:
         keys = "candidates" if name == "candidates" else "keys"
@@ -253,7 +253,7 @@ _STEPS_PER_REPLAY = 10  # gradients are never stale in calls of one step
 NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small, relative to the model's largest, is rounding error
 
 
-_STEP_FACTS = ("step", "loss", "reference_loss", "largest_difference", "absolute_difference", "variable")
+_STEP_FIELDS = ("step", "loss", "reference_loss", "largest_difference", "absolute_difference", "variable")
 
 
 def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
@@ -357,7 +357,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> dict[str, Any
     reference_calls = _run(session, reference, compare, steps_per_call)
     rows = [(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, reference_calls, lines, strict=True)]
     largest = max(difference for _, _, _, difference, *_ in rows)
-    facts = {
+    result = {
         "strategy": session.detection.strategy,
         "reason": session.detection.reason,
         "processes": strategy.cluster.size,
@@ -367,28 +367,28 @@ def verify(session: Session, print_line: Callable[[str], None]) -> dict[str, Any
         "largest_difference": largest,
         "tolerance": limit,
         "difference_unit": "roundings" if rounding else "relative",
-        "steps": [dict(zip(_STEP_FACTS, row, strict=True)) for row in rows],
+        "steps": [dict(zip(_STEP_FIELDS, row, strict=True)) for row in rows],
         "variables_not_compared": sorted(zero_gradient_paths),
         "layers_different_by_design": differing_layers,
     }
-    _print_result(facts, print_line)
-    return facts
+    _print_result(result, print_line)
+    return result
 
 
-def _print_result(facts: Mapping[str, Any], print_line: Callable[[str], None]) -> None:
-    for step in facts["steps"]:
+def _print_result(result: Mapping[str, Any], print_line: Callable[[str], None]) -> None:
+    for step in result["steps"]:
         number, a, b, difference, absolute, path = step.values()
-        mark = "" if difference <= facts["tolerance"] else "  <- exceeds the tolerance"
+        mark = "" if difference <= result["tolerance"] else "  <- exceeds the tolerance"
         print_line(f"{number:5d}  {a:<14.8g} {b:<14.8g} {difference:9.2e} {absolute:9.2e}  {path}{mark}")
-    for path in facts["variables_not_compared"]:
+    for path in result["variables_not_compared"]:
         print_line(f"Not compared: {path}, whose true gradient is zero: its differences are rounding errors.")
-    equal = facts["replicas_equal"]
+    equal = result["replicas_equal"]
     print_line(
         "Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit."
     )
     print_line(
-        f"{'Equal' if facts['equal'] else 'NOT EQUAL'}: the largest difference is {facts['largest_difference']:.2e} "
-        f"{facts['difference_unit']}; the tolerance {facts['tolerance']:.0e}."
+        f"{'Equal' if result['equal'] else 'NOT EQUAL'}: the largest difference is {result['largest_difference']:.2e} "
+        f"{result['difference_unit']}; the tolerance {result['tolerance']:.0e}."
     )
 
 

@@ -41,7 +41,7 @@ def replica_report(config: LayoutConfig) -> Report:
         "shard": config.shard,
         "process_bytes": {kind: totals[kind] for kind in ("parameters", "gradients", "activations")},
         "optimizer_state_bytes": [parts[rank % len(parts)] for rank in range(config.processes)],
-        "variables": [variable_facts(v) | {"optimizer_state_bytes": v.optimizer_bytes} for v in plan.variables],
+        "variables": [variable_to_json(v) | {"optimizer_state_bytes": v.optimizer_bytes} for v in plan.variables],
         "micro_steps_per_step": config.accumulate_steps,
         "micro_step_examples": micro_step_size,
         "notes": list(precision_notes(config, "have")),
@@ -74,7 +74,7 @@ def layer_notes(plan: "Plan", uncounted: str) -> Iterator[str]:
         yield f"Not fully counted: communication of layers whose layout the engine chooses: {', '.join(plan.unclear_layers)}."
 
 
-def variable_facts(variable: "VariablePlan") -> dict[str, Any]:
+def variable_to_json(variable: "VariablePlan") -> dict[str, Any]:
     """Returns path, shape and bytes of a variable as JSON values."""
     return {"path": variable.path, "shape": list(variable.shape), "bytes": variable.bytes}
 
@@ -138,14 +138,14 @@ def _device_lines(plan: "Plan") -> Iterator[str]:
         yield from text_table([("purpose", "operation", "size"), *collective_rows])
 
 
-def _device_facts(plan: "Plan | None") -> dict[str, Any]:
+def _sharding_to_json(plan: "Plan | None") -> dict[str, Any]:
     """Returns JSON values about sharding over the devices of a process."""
     if plan is None:
         return {"layout": {}, "sharded_variables": [], "collectives": [], "warnings": []}
     return {
         "layout": {dim: axis for dim, axis in plan.rules.items() if dim != "batch"},
         "sharded_variables": [
-            variable_facts(v)
+            variable_to_json(v)
             | {
                 "dims": list(v.dims),
                 "layout": str(v.placement.computation),
@@ -153,12 +153,12 @@ def _device_facts(plan: "Plan | None") -> dict[str, Any]:
             }
             for v in _trainable_variables(plan, is_replicated=False)
         ],
-        "collectives": collective_facts(plan),
+        "collectives": collectives_to_json(plan),
         "warnings": plan.warnings,
     }
 
 
-def collective_facts(plan: "Plan") -> list[dict[str, Any]]:
+def collectives_to_json(plan: "Plan") -> list[dict[str, Any]]:
     """Returns the collectives of a plan as JSON values."""
     return [
         {"what": traffic.purpose, "operation": traffic.kind, "axis": traffic.axis, "device_bytes": traffic.bytes}
@@ -197,12 +197,12 @@ def pipeline_report(config: LayoutConfig) -> Report:
         "cut": config.cut,
         "activation_compression": config.activation_compression,
         "shard": config.shard,
-        "stages": [_stage_facts(stage) for stage in plan.stages],
+        "stages": [_stage_to_json(stage) for stage in plan.stages],
         "shared_variables": plan.shared,
         "optimizer_state_bytes": plan.optimizer_parts,
         "schedules": [dataclasses.asdict(schedule_plan) for schedule_plan in plan.schedules],
         "impossible_schedules": dict(plan.impossible_schedules),
-        **_device_facts(device_plan),
+        **_sharding_to_json(device_plan),
         "notes": list(_pipeline_notes(plan, grid, config, device_plan)),
     }
 
@@ -312,10 +312,10 @@ def _pipeline_notes(
         yield from layer_notes(devices, "communication")
 
 
-def _stage_facts(stage: "StagePlan") -> dict[str, Any]:
-    facts = dataclasses.asdict(stage) | {"sent_bytes": stage.sent_bytes}
-    del facts["reduced_bytes"]
-    return facts
+def _stage_to_json(stage: "StagePlan") -> dict[str, Any]:
+    result = dataclasses.asdict(stage) | {"sent_bytes": stage.sent_bytes}
+    del result["reduced_bytes"]
+    return result
 
 
 def _milliseconds(seconds: float) -> str:
@@ -348,7 +348,7 @@ def server_report(config: LayoutConfig) -> Report:
     state_loads = loads([v.optimizer_bytes for v in server_plans], placement, row_counts, servers)
     table_bytes = sum(variable.bytes for variable, server in placements if server < 0)
     totals = plan.totals()
-    facts = {
+    result = {
         "strategy": config.strategy,
         "workers": config.processes,
         "servers": [
@@ -360,24 +360,24 @@ def server_report(config: LayoutConfig) -> Report:
             "gradients": totals["gradients"] - table_bytes,
             "activations": totals["activations"],
         },
-        "variables": [variable_facts(v) | {"server": None if server < 0 else server} for v, server in placements],
+        "variables": [variable_to_json(v) | {"server": None if server < 0 else server} for v, server in placements],
         "step_examples": examples,
     }
-    return list(_server_lines(placements, facts)), facts
+    return list(_server_lines(placements, result)), result
 
 
-def _server_lines(placements: "list[tuple[VariablePlan, int]]", facts: Mapping[str, Any]) -> Iterator[str]:
-    workers, servers = count_of(facts["workers"], "worker"), count_of(len(facts["servers"]), "server")
-    yield f"{facts['strategy']} with {workers} and {servers}, at most {facts['step_examples']} examples of a step per worker"
+def _server_lines(placements: "list[tuple[VariablePlan, int]]", result: Mapping[str, Any]) -> Iterator[str]:
+    workers, servers = count_of(result["workers"], "worker"), count_of(len(result["servers"]), "server")
+    yield f"{result['strategy']} with {workers} and {servers}, at most {result['step_examples']} examples of a step per worker"
     rows = [
         _variable_row(v, byte_size(v.optimizer_bytes), "by rows" if server < 0 else str(server))
         for v, server in placements
     ]
     yield from text_table([("variable", "shape", "bytes", "optimizer", "server"), *rows])
-    for index, server in enumerate(facts["servers"]):
+    for index, server in enumerate(result["servers"]):
         variables, state = map(byte_size, server.values())
         yield f"On server {index}: variables {variables}, optimizer state {state}"
-    sizes = {kind: byte_size(size) for kind, size in facts["worker_bytes"].items()}
+    sizes = {kind: byte_size(size) for kind, size in result["worker_bytes"].items()}
     table_suffix = ", and the rows of tables that a step uses" if any(server < 0 for _, server in placements) else ""
     yield f"On each worker: {', '.join(f'{kind} {size}' for kind, size in sizes.items())}, no optimizer state{table_suffix}"
     pulled_size = byte_size(sum(variable.bytes for variable, server in placements if server >= 0))

@@ -1,4 +1,4 @@
-"""The run of `tfdist train`: strategy, data, model, directory, resuming, summary and warnings."""
+"""Implements a run of `tfdist train`: starts the strategy, creates the trainer, locks the directory, resumes, and reports."""
 
 import contextlib
 import dataclasses
@@ -346,7 +346,7 @@ def _confirm_origin(
             directory.check(directory.path)
     with long_timeout(_SLOW_DISK) as deadline:
         origin = resume.Origin(*strategy.group.broadcast("origin/locked", decision, deadline))
-    if commits:  # rank 0's paths of in-memory checkpoints become those on this host
+    if commits:  # replaces rank 0's paths of in-memory checkpoints with those on this host
         paths = [path_of(path) for path in origin.checkpoints]
         local_paths = [str(commits / path.name if path.parent.name == commits.name else path) for path in paths]
         origin = origin._replace(checkpoints=local_paths)
@@ -531,7 +531,7 @@ def open_run(
     findings: Sequence[tuple[str, str]],
     loading_seconds: float,
 ) -> Iterator[Run]:
-    """Locks the directory of a run, restores its state, and records this attempt; every process must enter it.
+    """Locks the directory of a run, restores its state, and records this attempt; every process must enter the context.
 
     Raises:
       InputError: a checkpoint is of another model, its batch cannot be divided between the current replicas, another
@@ -654,7 +654,7 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     equal_counts = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
     replica_rows = apportion(config.batch_size, weights) if weights else equal_counts
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
-    facts: dict[str, Any] = {
+    result: dict[str, Any] = {
         "flags": dataclasses.asdict(config),
         "strategy": config.strategy,
         "reason": session.detection.reason,
@@ -672,21 +672,21 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
         "parameters": trainer.model.count_params(),
     }
     text = {
-        "strategy": facts["reason"],
-        "processes": f"{facts['processes']} on {', '.join(dict.fromkeys(host_names))}",
+        "strategy": result["reason"],
+        "processes": f"{result['processes']} on {', '.join(dict.fromkeys(host_names))}",
         "replicas": parts,
         "global batch": f"{config.batch_size} examples",
-        "per replica": f"{_join_with_or(facts['replica_batch_examples'])} examples",
-        "per micro-step": f"{_join_with_or(facts['micro_batch_examples'])} examples, {micro_steps} per step",
+        "per replica": f"{_join_with_or(result['replica_batch_examples'])} examples",
+        "per micro-step": f"{_join_with_or(result['micro_batch_examples'])} examples, {micro_steps} per step",
         "training set": f"{size} examples",
         "test set": f"{session.data.test.size} examples" if session.data.test else "none",
-        "steps": f"{steps} ({facts['epochs']:.2f} epochs)",
-        "parameters": f"{facts['parameters']:,}",
+        "steps": f"{steps} ({result['epochs']:.2f} epochs)",
+        "parameters": f"{result['parameters']:,}",
     }
     output.line(flags.flags_text(config).removesuffix("\n"))
     for name, value in text.items():
         output.line(f"{name:>15}: {value}")
-    output.result(facts)
+    output.result(result)
 
 
 def _micro_step_sizes(counts: Sequence[int], micro_steps: int) -> list[int]:

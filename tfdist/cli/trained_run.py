@@ -68,7 +68,7 @@ class TrainedRun(NamedTuple):
 
 @contextlib.contextmanager
 def open_run(run: str, config: TrainedConfig) -> Iterator[TrainedRun]:
-    """Starts the strategy, builds the model of a run and loads its weights; every process must enter it.
+    """Starts the strategy, builds the model of a run and loads its weights; every process must enter the context.
 
     Raises:
       InputError: the run or its weights do not exist, or it names code that safe mode does not allow.
