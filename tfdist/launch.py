@@ -35,8 +35,8 @@ def check_program(name: str) -> None:
 
 
 _HELP = {  # the flags of a topic one after the other
-    "processes": "Number of processes to start on this host. For an elastic job, MIN:MAX, the limits of the total over all "
-    "hosts: as many processes run as --hosts has slots for, and if one fails, the others continue.",
+    "processes": "Number of processes to start on this host. For an elastic job, pass MIN:MAX, the limits of the total over "
+    "all hosts: as many processes run as --hosts has slots for, and if one fails, the others continue.",
     "servers": "Number of parameter servers to start besides these processes, for --strategy=parameter_server.",
     "evaluator": "Also start an evaluator: `tfdist train` in it evaluates each checkpoint on the CPU during training.",
     "launcher": f"Environment to set up for the processes: {' or '.join(ENGINES)}.",

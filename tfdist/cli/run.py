@@ -216,7 +216,7 @@ def choose_directory_and_origin(
       run has finished, else "".
 
     Raises:
-      InputError: the directory contains something else, there is nothing to resume from although that was requested, or a
+      InputError: the directory contains other files, there is no checkpoint to resume from although one was requested, or a
         user-defined logger cannot be imported.
     """
     config, strategy = session.config, session.strategy
@@ -280,7 +280,7 @@ def _begin(
     origin = _confirm_origin(config, directory, early_origin, strategy)
     if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), resume.restarted_job()):
         directory.clear()
-        _log.info("Deleted the run that was in %s. To resume this run, remove --overwrite.", directory.path)
+        _log.info("Deleted the run that was in %s. To resume the new run, remove --overwrite.", directory.path)
     config = replace_fields(config, overwrite=False)  # a repeated or resumed run deletes nothing
     _restore(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
