@@ -108,7 +108,7 @@ def test_tokens(tmp_path):
 
     assert found({}).status == Status.OK
     assert found({"TFDIST_TOKEN": "hidden" * 6}).text == "a token for jobs on several hosts is set"
-    assert "has 6 characters; jobs over several hosts need 16" in found({"TFDIST_TOKEN": "hidden"}).text
+    assert "has 6 characters; jobs on several hosts need 16" in found({"TFDIST_TOKEN": "hidden"}).text
     open_to_all = tmp_path / "token"
     open_to_all.write_text("hidden" * 6)
     open_to_all.chmod(0o644)
