@@ -196,7 +196,7 @@ def test_starts_without_a_ledger_are_named(directory, said):
     """Only starts whose steps are part of the result; one whose steps were all repeated is ignored."""
     start(directory, 0, 0)
     use(start(directory, 0, 2), range(0, 3))
-    assert said(0).startswith("Proved: 3 steps, 1 start.")
+    assert said(0).startswith("Proved: 3 steps, 1 attempt.")
     start(directory, 2, 0)
     use(start(directory, 4, 1), range(4, 5))
     with pytest.raises(InputError) as raised:
