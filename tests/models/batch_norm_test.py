@@ -123,7 +123,7 @@ def renormalising():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Subclassed, "Received: subclassed.*Write tfdist.layers.SyncBatchNormalization for BatchNormalization"),
+        (Subclassed, "Received: subclassed.*Use tfdist.layers.SyncBatchNormalization instead of BatchNormalization"),
         (inside_a_layer, "belongs to a user-defined layer"),
         (renormalising, "Batch renormalization cannot be synchronized"),
     ],
