@@ -97,7 +97,7 @@ def test_json_says_what_the_text_says(monkeypatch: pytest.MonkeyPatch, capsys: p
         "horovod_probe": ProgramResult(132, "rank 0 ended with code 132 (killed by SIGILL)", "", 1.0),
         "verify": ProgramResult(ExitCode.STALLED, "the processes did not end within 60 s", "", 60.5),
     }
-    monkeypatch.setattr(doctor, "Children", lambda: _Fake(**ended))
+    monkeypatch.setattr(doctor, "ModuleRunner", lambda: _Fake(**ended))
     monkeypatch.setattr(doctor_engines, "_has_horovod", lambda: True)
     values = absl_flags.FlagValues()
     doctor.define_flags(values)
@@ -139,9 +139,12 @@ def test_what_is_not_installed_is_missing_with_the_command_that_installs_it():
     assert gloo.remedy.endswith("tfdist install_horovod")
     open_mpi = HOROVOD | {"libraries": ["Gloo", "MPI"], "mpi_library": "Open MPI 4.1", "starts_without_mpirun": False}
     *_, mpi = tried("horovod", works, Frameworks("", 0, open_mpi, None))
-    assert (mpi.status, mpi.reason) == ("missing", "not tried: only mpirun can start Open MPI 4.1")
+    assert (mpi.status, mpi.reason) == (
+        "missing",
+        "not tested: processes that use Open MPI 4.1 can be started only by mpirun",
+    )
     [tpu] = tried("tpu", works)
-    assert (tpu.status, tpu.reason) == ("missing", "not tried here: it runs on the cores of a TPU")
+    assert (tpu.status, tpu.reason) == ("missing", "not tested here: it runs on the cores of a TPU")
 
 
 def test_an_engine_that_fails_says_why_and_how_to_see_more():

@@ -27,7 +27,7 @@ def printed(command: str, main: Callable[..., int], *arguments: Any, code: int =
     """Calls the main function of a command with `--json`; returns what it prints, whose keys are documented."""
     output = Output(is_json=True)
     assert main(*arguments, output) == code
-    record = {"schema": 1, "command": command, **json.loads(json.dumps(output.facts))}
+    record = {"schema": 1, "command": command, **json.loads(json.dumps(output.json_result))}
     check(command, record)
     return record
 

@@ -104,10 +104,10 @@ def test_the_best_checkpoint_is_the_one_that_the_newest_names(tmp_path):
     for step, values in ((3, {}), (6, {"best": ["val_loss", "min", 0.5, 3]})):
         parts = [Part.full("model/w", np.zeros(2, "float32"))]
         commit(LocalGroup(), tmp_path / "checkpoints", parts, step=step, seed=0, flags={}, values=values, keep=9)
-    assert [path.name for path in weights.sources(str(tmp_path), "best")] == ["step-000000003"]
+    assert [path.name for path in weights.weight_files(str(tmp_path), "best")] == ["step-000000003"]
     (tmp_path / "checkpoints" / "step-000000003").rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="kept its best checkpoint"):
-        weights.sources(str(tmp_path), "best")
+        weights.weight_files(str(tmp_path), "best")
 
 
 @pytest.mark.separable

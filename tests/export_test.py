@@ -222,7 +222,7 @@ def test_a_run_of_a_program(single, tmp_path):
     trainer.fit((np.zeros((4, 2)), np.zeros((4, 1))), batch_size=4, steps=1, checkpoints=saved)
     with pytest.raises(InputError) as raised:
         export.main(str(tmp_path), ExportConfig())
-    assert "step-000000001, which has none, as a program wrote it." in str(raised.value)
+    assert "step-000000001, which has no flags, because a program wrote it." in str(raised.value)
     assert f"trainer.resume('{tmp_path}')" in str(raised.value)
 
 

@@ -38,7 +38,7 @@ def test_a_missing_tool_ends_the_command_with_code_2(no_tools, tmp_path, capsys)
     code = run("--force", f"--cache_dir={tmp_path / 'cache'}")
     assert code == ExitCode.BAD_INPUT
     assert capsys.readouterr().err == (
-        "tfdist install_horovod: Horovod's build needs g++. Received: none. Install the Debian package g++.\n"
+        "tfdist install_horovod: Building Horovod requires g++, which was not found. Install the Debian package g++.\n"
     )
 
 
@@ -98,7 +98,7 @@ def test_without_tensorflow_there_is_nothing_to_build_for(monkeypatch, capsys):
 
     monkeypatch.setattr(install_horovod.importlib.metadata, "version", version)
     assert run() == ExitCode.BAD_INPUT
-    assert capsys.readouterr().err.startswith("tfdist install_horovod: TensorFlow must be installed.")
+    assert capsys.readouterr().err.startswith("tfdist install_horovod: TensorFlow is required, but was not found in ")
 
 
 WHEEL = "horovod-0.28.1+tfdist.6-cp311-cp311-linux_x86_64.whl"
@@ -129,7 +129,8 @@ def test_a_cache_where_others_may_write_is_bad_input(cached: pathlib.Path, level
     assert run(f"--cache_dir={cached.parents[1]}") == ExitCode.BAD_INPUT
     said = capsys.readouterr()
     assert (
-        f"Received: {directory}, of user {os.geteuid()}, mode {mode:04o}. Run: chmod go-w {directory}, or" in said.err
+        f"Received: {directory}, owned by user {os.geteuid()}, with mode {mode:04o}. Run: chmod go-w {directory}, or"
+        in said.err
     )
     assert "Installing" not in said.out
 
@@ -138,7 +139,7 @@ def test_another_user_s_cache_is_bad_input(cached: pathlib.Path, monkeypatch: py
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert run(f"--cache_dir={cached.parents[1]}") == ExitCode.BAD_INPUT
-    assert "The cache must be a directory that you own and no one else can write" in capsys.readouterr().err
+    assert "The cache must be a directory that you own and that no one else can write to" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ PIPELINE = ("--mesh_shape=stage:2;data:2", "--micro_batches=2", *LANGUAGE[:2], "
 
 def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, *PIPELINE)
-    assert "2 stages in 2 processes, 2 replicas, each step 2 micro-batches of 4 rows per replica" in found
+    assert "2 stages in 2 processes, 2 replicas, each step 2 micro-batches of 4 examples per replica" in found
     assert "(4x16x16 float32)" in found and "summed over the 2 replicas" in found
     assert re.search(r"^1f1b +3\d\.\d% +2 1 +\S+ KiB, \S+ KiB +8.0 KiB, 8.0 KiB$", found, re.MULTILINE), found
     assert re.search(r"^gpipe +3\d\.\d% +2 2 ", found, re.MULTILINE)
@@ -157,7 +157,7 @@ def test_older_weights_of_a_schedule_without_a_flush(capfd: pytest.CaptureFixtur
     found, flushed = schedules["pipedream"], schedules["1f1b"]
     assert found["older_weights_bytes"] == [first, 0] and flushed["older_weights_bytes"] == [0, 0]
     assert [a - b for a, b in zip(found["process_bytes"], flushed["process_bytes"], strict=True)] == [first, 0]
-    note = f"Of the memory of pipedream, {byte_size(first)}, 0 bytes are older weights"
+    note = f"The memory of pipedream includes {byte_size(first)}, 0 bytes for older versions of the weights"
     assert note in printed(capfd, *flags)
 
 

@@ -59,7 +59,7 @@ def test_one_start(directory, said):
     use(files, range(0, 3))
     use(files, range(3, 6))
     assert said(0) == (
-        "Proved: 6 steps, 1 start. Each of 10 examples was used exactly once in each of 2 epochs; "
+        "Proved: 6 steps, 1 attempt. Each of 10 examples was used exactly once in each of 2 epochs; "
         "4 in the next one, none twice.\n"
     )
 
@@ -83,7 +83,7 @@ def test_restarts_and_resizes(directory, said):
     use(start(directory, 1, 4), range(1, 3))
     files = start(directory, 3, 1)
     use(files, range(3, 5))
-    assert said(0).startswith("Proved: 5 steps, 3 starts.")
+    assert said(0).startswith("Proved: 5 steps, 3 attempts.")
 
 
 AGAIN = "examples were used more than once"
@@ -96,7 +96,7 @@ RUNS = {
             (2, {"batch_size": 2, "examples_before": 8}, (2, 4, STREAM[8:16])),
             (5, {"examples_before": 14}, (5, 2, STREAM[14:22])),
         ],
-        f"Proved: 7 steps, 3 starts. {EPOCHS} 2 epochs; 2 in",
+        f"Proved: 7 steps, 3 attempts. {EPOCHS} 2 epochs; 2 in",
     ),
     "examples are left out, as if the position were the step times the batch size": (
         [(0, {}, (0, 2, STREAM[:8])), (2, {"batch_size": 2, "examples_before": 8}, (2, 8, STREAM[4:20]))],
@@ -104,23 +104,23 @@ RUNS = {
     ),
     "the run began with the checkpoint of another batch": (
         [(3, {"examples_before": 6}, (3, 4, STREAM[6:22]))],
-        f"Proved: 4 steps, 1 start. {EPOCHS} 1 epochs; 2 in",
+        f"Proved: 4 steps, 1 attempt. {EPOCHS} 1 epochs; 2 in",
     ),
     "the run began with the checkpoint of another": (
         [(3, {}, (3, 5, STREAM[12:32]))],
-        f"Proved: 5 steps, 1 start. {EPOCHS} 1 epochs; 2 in",
+        f"Proved: 5 steps, 1 attempt. {EPOCHS} 1 epochs; 2 in",
     ),
     "batches have several epochs each": (
         [(0, {"batch_size": 25}, (0, 1, STREAM[:25]), (1, 1, np.concatenate([STREAM[25:], STREAM[:10]])))],
-        f"Proved: 2 steps, 1 start. {EPOCHS} 5 epochs; 0 in",
+        f"Proved: 2 steps, 1 attempt. {EPOCHS} 5 epochs; 0 in",
     ),
     "the data set became another, whose examples would otherwise count as part of an epoch": (
         [(0, {}, (0, 5, STREAM[:20])), (5, {"examples": 8}, (5, 2, np.arange(8)))],
-        "start 1: an epoch has 8 examples, where the run began with 10\n",
+        "attempt 1: an epoch has 8 examples, where the run began with 10\n",
     ),
     "nobody recorded some steps": (
         [(0, {}, (0, 2, STREAM[:8])), (4, {}, (4, 1, STREAM[16:20]))],
-        "step 2: process 0 of start 0 did not record it",
+        "step 2: process 0 of attempt 0 did not record it",
     ),
     "a batch is too small": ([(0, {}, (0, 2, STREAM[:6]))], "step 0: 3 examples, where a batch has 4"),
     "a start that does not count says nothing of where the run began": (
@@ -180,7 +180,7 @@ def test_a_step_that_a_process_did_not_record(directory, said):
     files = start(directory, 0, 2)
     use(files, range(0, 2))
     files[0].write(2, 1, STREAM[8:10])
-    assert "step 2: process 1 of start 0 did not record it" in said(1)
+    assert "step 2: process 1 of attempt 0 did not record it" in said(1)
 
 
 def test_what_is_no_run(tmp_path):
@@ -188,7 +188,7 @@ def test_what_is_no_run(tmp_path):
     with pytest.raises(InputError, match="A ledger needs --checkpoint_every or --commit_every"):
         ledger.main(str(tmp_path / "run"))
     RunDirectory(tmp_path / "run").starts.write_text("")
-    with pytest.raises(InputError, match="which records no start"):
+    with pytest.raises(InputError, match="which contains no run"):
         ledger.main(str(tmp_path / "run"))
 
 
@@ -196,12 +196,12 @@ def test_starts_without_a_ledger_are_named(directory, said):
     """Only starts whose steps are part of the result; one whose steps were all repeated is ignored."""
     start(directory, 0, 0)
     use(start(directory, 0, 2), range(0, 3))
-    assert said(0).startswith("Proved: 3 steps, 1 start.")
+    assert said(0).startswith("Proved: 3 steps, 1 attempt.")
     start(directory, 2, 0)
     use(start(directory, 4, 1), range(4, 5))
     with pytest.raises(InputError) as raised:
         ledger.main(str(directory.path))
-    assert f"{directory.path}, without either at start 2 (from step 2), counted from 0." in str(raised.value)
+    assert f"{directory.path}, without either in attempt 2 (from step 2), counted from 0." in str(raised.value)
 
 
 def test_what_is_no_ledger(directory):
@@ -231,7 +231,7 @@ def test_a_start_whose_records_are_gone(directory, said):
     directory.metrics.write_text(json.dumps({"kind": "train", "step": 5}) + "\n")
     said(0)
     directory.ledger(1, 0).unlink()
-    assert "step 3: process 0 of start 1 did not record it" in said(1)
+    assert "step 3: process 0 of attempt 1 did not record it" in said(1)
 
 
 def test_records_behind_the_step_are_dropped_and_kept_elsewhere(directory):

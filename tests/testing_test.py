@@ -50,7 +50,7 @@ def test_differences_are_sorted_with_noise_last():
 
 
 def test_other_variables_are_no_difference_but_an_error():
-    with pytest.raises(KeyError, match="Not the same variables.*'b'"):
+    with pytest.raises(KeyError, match="Both must have the same variables.*'b'"):
         testing.compare({"a": np.zeros(1)}, {"a": np.zeros(1), "b": np.zeros(1)}, "mlp")
 
 

@@ -44,7 +44,7 @@ def test_json_says_what_the_text_says(capsys):
     given = GIVEN | {"tolerance": 1e-12}
     assert verify.main(VerifyConfig(**given), output) == 1
     text = capsys.readouterr().out
-    record = {"schema": 1, "command": "verify", **output.facts}
+    record = {"schema": 1, "command": "verify", **output.json_result}
     documented_json.check("verify", record)
     assert record["reason"] in text and record["processes"] == 1 and record["replicas"] == 2
     rows = [line.split()[:3] for line in text.splitlines() if line.split()[:1] in (["1"], ["2"], ["3"])]

@@ -16,23 +16,23 @@ _PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod"}
 _USAGE = "Usage: tfdist COMMAND [--flag=value ...]"
 _MORE = (
     "`tfdist help COMMAND` describes a command and its flags. `tfdist --version` prints the versions of tfdist, TensorFlow, "
-    "Keras\nand Horovod. `tfdist COMMAND` and `python -m tfdist.COMMAND` are the same."
+    "Keras\nand Horovod. `tfdist COMMAND` and `python -m tfdist.COMMAND` are equivalent."
 )
 _MAIN_GUARD = '\nif __name__ == "__main__":\n'
 _HELP, _VERSION = ("help", "--help", "-h"), "--version"
 
 
 def commands() -> dict[str, str]:
-    """Returns the first docstring line of each command, by name; commands are modules in this directory with a main guard.
+    """Returns the first docstring line of each command, by name. Commands are modules in this directory with a main guard.
 
-    Modules are read, not imported, which takes longer.
+    Reads the modules as text, because importing them takes longer.
     """
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("[a-z]*.py"))}
     return {name: text.partition("\n")[0].strip('"') for name, text in texts.items() if _MAIN_GUARD in text}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a command, which raises `SystemExit`, or prints the commands or the versions; returns the exit code."""
+    """Runs a command, which ends by raising `SystemExit`, or prints the commands or the versions and returns the exit code."""
     name, *remaining_arguments = arguments or ["help"]
     if name in _HELP and remaining_arguments and not remaining_arguments[0].startswith("-"):
         name, *remaining_arguments = remaining_arguments[0], "--help", *remaining_arguments[1:]

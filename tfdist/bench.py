@@ -36,17 +36,17 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32",
 ALL = "all"
 GROWTH = 4  # factor between two sizes of a range
 _SIZE_LABEL = "each size"
-_SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
+_SIZES = "a list such as 4,64KB,1MB, or a range such as 4B:64MB"
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Returns the sizes in bytes of `4B:64MB` (4 bytes to 64 MiB, by factors of 4) or of a list, as in `4,64KB`."""
+    """Returns the sizes in bytes of a range, such as `4B:64MB` (by factors of 4), or of a list, such as `4,64KB`."""
     first, colon, last = text.partition(":")
     if not colon:
         return tuple(parse_byte_size(part, _SIZE_LABEL) for part in text.split(","))
     size, end = parse_byte_size(first, _SIZE_LABEL), parse_byte_size(last, _SIZE_LABEL)
     if size > end:
-        raise InputError(f"{text} must be a range from a smaller to a larger size. {_SIZES}.")
+        raise InputError(f"A range must be from a smaller to a larger size. Received: {text}. Pass {_SIZES}.")
     sizes = []
     while size <= end:
         sizes.append(size)
@@ -54,7 +54,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def too_few_replicas(received: str) -> InputError:
+def too_few_replicas_error(received: str) -> InputError:
     """Returns the error for a strategy without communicating replicas."""
     return InputError(
         "A benchmark of collectives needs a strategy with collectives and at least two replicas. Received: "
@@ -67,7 +67,7 @@ class BenchConfig(JobOptions):
     """Configuration of a benchmark; `tfdist bench --help` lists its fields.
 
     Raises:
-      InputError: a field is out of range, or two fields exclude each other.
+      InputError: a field is out of range, or two fields are mutually exclusive.
     """
 
     operations: str = flag_field(
@@ -79,20 +79,20 @@ class BenchConfig(JobOptions):
     all_reduce: str = flag_field(
         "",
         MEASURED,
-        f"Comma-separated all-reduce algorithms to compare, instead of operations: {', '.join(ALGORITHMS)}; all means those "
-        "that exist on the job's hosts.",
+        f"Comma-separated all-reduce algorithms to compare, instead of operations: {', '.join(ALGORITHMS)}. `all` means "
+        "every algorithm that is possible on the job's hosts.",
         parse=lambda text: parse_known_names(text, (*ALGORITHMS, ALL), "an all-reduce algorithm"),
     )
     sizes: str = flag_field(
         "4B:64MB",
         MEASURED,
-        f"{_SIZES}, each {GROWTH} times the one before. {UNITS_HELP}.",
+        f"Sizes in bytes: {_SIZES}, in which each size is {GROWTH} times the previous one. {UNITS_HELP}.",
         check=str,
         parse=parse_sizes,
     )
     dtype: str = flag_field("float32", MEASURED, f"Data type of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
-    repeats: int = flag_field(5, MEASURED, "Number of measurements of each size.", minimum=1, maximum=10**9)
-    repeat_seconds: float = flag_field(0.05, MEASURED, "Approximate seconds of each measurement.", maximum=10**9)
+    repeats: int = flag_field(5, MEASURED, "Number of measurements for each size.", minimum=1, maximum=10**9)
+    repeat_seconds: float = flag_field(0.05, MEASURED, "Approximate seconds per measurement.", maximum=10**9)
     tpu: str = dataclasses.field(default="", metadata=TrainerOptions.__dataclass_fields__["tpu"].metadata)
     output_dir: str = output_flag(
         "", "New or empty directory. Defaults to runs/bench-collectives-STRATEGY-TIME.", per_process=True
@@ -101,10 +101,10 @@ class BenchConfig(JobOptions):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.all_reduce and self.operations not in ("", "all_reduce"):
-            rule = "Only all_reduce has algorithms: leave out --operations or --all_reduce."
+            rule = "Only all_reduce has algorithms: remove --operations or --all_reduce."
             raise conflict_error(rule, self, ("operations", "all_reduce"))
         if self.strategy in strategies_with("mesh_shape"):
-            raise too_few_replicas(flag_text("strategy", self.strategy))
+            raise too_few_replicas_error(flag_text("strategy", self.strategy))
         check_combinations(self)
 
 
@@ -123,14 +123,14 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
     with open_strategy.running_strategy(config, context, more_options=options) as (config, detection, strategy):
         _check_strategy(strategy, config)
         measurements = _measurements(config, strategy)
-        hosts = open_strategy.hosts(strategy)
+        host_names = open_strategy.host_names(strategy)
         if not strategy.is_chief:
             for _ in measurements:
                 pass
             return 0
         path = config.output_dir or f"runs/bench-collectives-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         run = RunDirectory.check(path)
-        run.begin(flags.flags_text(config), hosts, communication=strategy.communication)
+        run.begin(flags.flags_text(config), host_names, communication=strategy.communication)
         directory = run.path
         output.line(f"{detection.reason}\n{benchmark_results.header(*['all_reduce'][: bool(config.all_reduce)])}")
         results = []
@@ -164,7 +164,7 @@ def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
     from tfdist.planning.benchmark_timing import check_dtype
 
     if strategy.replicas < 2:
-        raise too_few_replicas(f"--strategy={config.strategy}, {strategy.replicas} replicas")
+        raise too_few_replicas_error(f"--strategy={config.strategy}, {strategy.replicas} replicas")
     names = ("all_reduce",) if config.all_reduce else config.parsed.operations or [*TRAFFIC]
     check_dtype(strategy.collectives, names, tf.as_dtype(config.dtype))
 
@@ -200,8 +200,8 @@ def start(argv: Sequence[str]) -> int:
     def call(config: BenchConfig, output: Output) -> int:
         if name not in BENCHMARKS:
             raise InputError(
-                "The benchmark's name comes first, as in `tfdist bench collectives`. Received: "
-                f"{name or 'none'}.{nearest(name, BENCHMARKS)}"
+                "The benchmark's name comes first, as in `tfdist bench collectives`. Received"
+                f"{f': {name}' if name else ' no name'}.{nearest(name, BENCHMARKS)}"
             )
         return main(config, output)
 

@@ -20,24 +20,24 @@ def main(run: str, output: Output = TEXT) -> int:
         exists = storage_of(path_of(run)).exists(path_of(run))
         raise InputError(
             f"The directory must be that of a run with checkpoints, or of a checkpoint. Received: {run}, which "
-            f"{'has none. Train with --checkpoint_every' if exists else 'does not exist. Give the directory of a run'}."
+            f"{'has none. Train with --checkpoint_every' if exists else 'does not exist. Pass the directory of a run'}."
         )
     checkpoints = []
     for path in paths:
-        facts = _verify(path)
-        problem = facts["problem"]
+        record = _verify(path)
+        problem = record["problem"]
         if problem and not storage_of(path).exists(path):  # a running job has removed it meanwhile
             continue
-        checkpoints.append(facts)
-        output.line(f"{path.name}  {'bad ' if problem else 'good'}  {_describe(facts)}".rstrip())
+        checkpoints.append(record)
+        output.line(f"{path.name}  {'bad ' if problem else 'good'}  {_describe(record)}".rstrip())
         if problem:
             output.line(f"  {problem}")
     output.result({"run": run, "checkpoints": checkpoints})
-    return ExitCode.FAILED if any(facts["problem"] for facts in checkpoints) else ExitCode.DONE
+    return ExitCode.FAILED if any(record["problem"] for record in checkpoints) else ExitCode.DONE
 
 
 def _verify(path: StoragePath) -> dict[str, Any]:
-    """Returns the facts about a checkpoint; its contents are None if they cannot be read."""
+    """Returns the record of a checkpoint; its contents are None if they cannot be read."""
     contents = dict.fromkeys(("step", "written_unix_seconds", "bytes", "tensors", "strategy"))
     problem = None
     try:
@@ -64,12 +64,12 @@ def _contents(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _describe(facts: Mapping[str, Any]) -> str:
-    if facts["bytes"] is None:
+def _describe(record: Mapping[str, Any]) -> str:
+    if record["bytes"] is None:
         return ""
-    write_time = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["written_unix_seconds"]))
-    parts = [write_time, byte_size(facts["bytes"]), f"{facts['tensors']} tensors"]
-    return "  ".join([*parts, f"by {facts['strategy']}"] if facts["strategy"] else parts)
+    write_time = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["written_unix_seconds"]))
+    parts = [write_time, byte_size(record["bytes"]), f"{record['tensors']} tensors"]
+    return "  ".join([*parts, f"by {record['strategy']}"] if record["strategy"] else parts)
 
 
 _EXAMPLES = ("tfdist checkpoints runs/one", "tfdist checkpoints runs/one/checkpoints/step-000000040")

@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from tfdist.cli import command, doctor_engines, doctor_machine
-from tfdist.cli.doctor_engines import Children
+from tfdist.cli.doctor_engines import ModuleRunner
 from tfdist.cli.doctor_machine import Finding, Status
 from tfdist.cli.output import Output
 from tfdist.config.fields import parse_known_names
@@ -35,7 +35,7 @@ class _Report:
         self._findings: list[dict[str, str | None]] = []
 
     def add(self, section: str, findings: Iterable[Finding]) -> None:
-        """Prints a section, each finding as soon as it is there."""
+        """Prints a section, and each finding as soon as it is available."""
         self._output.line(("\n" if self._findings else "") + _TITLES[section])
         for finding in findings:
             for line in finding.lines():
@@ -58,11 +58,11 @@ class _Report:
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of this command."""
-    about = f"Comma-separated strategies to try: {', '.join(NAMES)}. Defaults to all."
-    flags.DEFINE_string("only", "", about, flag_values=values)
-    flags.DEFINE_bool("quick", False, "Do not try the engines.", flag_values=values)
-    about = "Seconds after which a smoke test of an engine, or an import, is stopped and counts as failed."
-    flags.DEFINE_float("deadline_seconds", 60.0, about, flag_values=values)
+    help_text = f"Comma-separated strategies to test: {', '.join(NAMES)}. Defaults to all."
+    flags.DEFINE_string("only", "", help_text, flag_values=values)
+    flags.DEFINE_bool("quick", False, "Do not test the engines.", flag_values=values)
+    help_text = "Seconds after which a smoke test of an engine, or an import, is stopped and counts as failed."
+    flags.DEFINE_float("deadline_seconds", 60.0, help_text, flag_values=values)
 
 
 def main(values: flags.FlagValues, output: Output) -> int:
@@ -72,11 +72,11 @@ def main(values: flags.FlagValues, output: Output) -> int:
         raise InputError(f"--deadline_seconds must be positive. Received: {seconds:g}.")
     report = _Report(output)
     engines: list[dict[str, Any]] = []
-    with Children() as children:
+    with ModuleRunner() as runner:
 
         def engine_findings() -> Iterator[Finding]:
-            for result in doctor_engines.run_smoke_tests(children, frameworks, names, seconds):
-                engines.append(result.facts())
+            for result in doctor_engines.run_smoke_tests(runner, frameworks, names, seconds):
+                engines.append(result.to_json())
                 yield result.finding()
 
         report.add("versions", doctor_machine.versions_section())
@@ -84,7 +84,7 @@ def main(values: flags.FlagValues, output: Output) -> int:
         report.add("limits", doctor_machine.limits_section())
         report.add("environment", doctor_machine.environment_section(os.environ))
         report.add("network", doctor_machine.network_section(os.environ))
-        frameworks, findings = doctor_engines.probe(children, seconds)
+        frameworks, findings = doctor_engines.probe(runner, seconds)
         report.add("frameworks", findings)
         if not values.quick and not frameworks.problem:
             report.add("engines", engine_findings())

@@ -1,4 +1,4 @@
-"""Errors and their exit codes, what messages consist of, and the interpretation of engines' exceptions.
+"""Defines the errors of tfdist and their exit codes, formats parts of messages, and interprets the exceptions of engines.
 
 Every error that a user can cause is one of these classes: a command prints its message as one line and exits with its code.
 Messages are written with flags; public functions of the library translate them into arguments. Exceptions of TensorFlow and
@@ -81,7 +81,7 @@ class TfdistError(Exception):
 
 
 class InputError(TfdistError, ValueError):
-    """A flag, environment variable, file or argument is invalid; the message has the rule, value and remedy."""
+    """A flag, environment variable, file or argument is invalid. The message states the rule, the value and the remedy."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -116,14 +116,14 @@ class CorruptCheckpointError(CheckpointError):
     """A checkpoint is corrupted.
 
     Attributes:
-      path: path of the checkpoint, or of the file in it.
+      path: path of the checkpoint, or of the corrupted file in it.
       problem: short description.
     """
 
     def __init__(self, path: object, problem: str):
         problem = " ".join(problem.split())[:300]  # a message from a corrupted file may have any length
         super().__init__(
-            f"A checkpoint must be undamaged. Received: {path}: {problem}. Continue from another one, or restore this "
+            f"A checkpoint must be undamaged. Received: {path}: {problem}. Resume from another one, or restore this "
             "one from a copy."
         )
         self.path = path
@@ -131,14 +131,14 @@ class CorruptCheckpointError(CheckpointError):
 
 
 class DesyncError(TfdistError):
-    """Replicas that must have the same values do not."""
+    """Replicas that must have the same values have different ones."""
 
 
 class SpawnError(TfdistError):
     """A process of `tfdist.spawn` ended without a result.
 
     Attributes:
-      rank: rank of the process; None if no process has failed by itself.
+      rank: rank of the process; None if no process failed on its own.
       code: its exit code, 128 + N if signal N ended it.
     """
 
@@ -160,7 +160,7 @@ class TrialError(TfdistError):
 
 
 class Preempted(TfdistError):
-    """All ranks stopped at the same step on request, and saved a checkpoint; the run should be restarted."""
+    """All ranks stopped at the same step on request, and saved a checkpoint. The run should be restarted."""
 
     exit_code = ExitCode.PREEMPTED
 
@@ -176,13 +176,13 @@ def describe_error(error: BaseException) -> str:
     return MEANINGS[error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED]
 
 
-# Errors of the library name arguments (`batch_size=7`); errors of commands name flags (`--batch_size=7`).
+# Errors of the library name arguments (`batch_size=7`), and errors of commands name flags (`--batch_size=7`).
 # Messages are written with flags; public functions of the library translate them.
 
 
 @contextlib.contextmanager
 def naming_flags(uses_flags: bool = True) -> Iterator[None]:
-    """In a context, errors name flags, as in a command; or arguments again, as in a user's program that a command runs."""
+    """Makes errors name flags, as in a command, or else arguments, as in a user's program that a command runs."""
     token = _in_command.set(uses_flags)
     try:
         yield
@@ -191,7 +191,7 @@ def naming_flags(uses_flags: bool = True) -> Iterator[None]:
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a public function of the library, whose errors name arguments unless a command calls it."""
+    """Decorates a public function of the library so that its errors name arguments, unless a command calls it."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -206,7 +206,7 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def with_argument_names(message: str) -> str:
-    """Replaces flags in a message by arguments, unless in a command. Quoted commands keep their flags."""
+    """Replaces flags in a message with arguments, except in a command. Quoted commands keep their flags."""
     if _in_command.get():
         return message
     parts = message.split("`")
@@ -338,18 +338,18 @@ def dtensor_layout_error(
         operation = unsupported_match[1]
         return InputError(
             f"On a mesh, a model must consist of operations that DTensor supports. Received: tf.{operation}{location}, which "
-            "has no layouts. Compute it in the data (Dataset.map, --augment), or rewrite it with other operations "
+            "has no layouts. Compute it in the input pipeline (Dataset.map, --augment), or rewrite it with other operations "
             "(docs/guides/meshes.md, Limitations of DTensor)."
         )
     return InputError(
-        f"DTensor cannot compile the model in this layout. Received: {cause}{location}. Leave out a rule of --layout, "
+        f"DTensor cannot compile the model in this layout. Received: {cause}{location}. Remove a rule from --layout, "
         "constrain the tensors before the operation with tfdist.constrain, or rewrite the operation (docs/guides/meshes.md, "
         "Limitations of DTensor)."
     )
 
 
 def nested_input_error(error: BaseException) -> InputError | None:
-    """Returns the `InputError` raised in Python code called by a TensorFlow operation, or None if there is none."""
+    """Returns the `InputError` raised in Python code called by a TensorFlow operation, or None for any other error."""
     match = _INPUT_ERROR.search(str(error))
     return InputError(match[1]) if match else None
 

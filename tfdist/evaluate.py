@@ -6,30 +6,31 @@ import sys
 from tfdist.cli import command, weights
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.trained_config import EvaluateConfig
+from tfdist.errors import count_of
 from tfdist.storage import path_of
 
 
 def main(run: str, config: EvaluateConfig) -> int:
     """Prints the loss and the metrics, and writes them if requested; returns the exit code."""
-    weights.sources(run, config.checkpoint)  # reports errors without delay
+    weights.weight_files(run, config.checkpoint)  # reports errors before TensorFlow is loaded
     if config.output:
         weights.check_output(config.output)
     load_tensorflow()  # imported late, after parsing flags
-    from tfdist.cli import trained_run
+    from tfdist.cli.trained_run import open_run
     from tfdist.reporting.plain_reporter import format_number
     from tfdist.reporting.schema import to_json
 
-    with trained_run.open_run(run, config) as model:
-        examples = model.examples(config.split)
-        results = model.trainer.evaluate(examples, batch_size=model.batch_size)
-        if model.trainer.strategy.is_chief:
-            description = model.describe(config.split)
+    with open_run(run, config) as trained_run:
+        examples = trained_run.examples(config.split)
+        results = trained_run.trainer.evaluate(examples, batch_size=trained_run.batch_size)
+        if trained_run.trainer.strategy.is_chief:
+            description = trained_run.describe(config.split)
             values = "  ".join(f"{name} {format_number(value)}" for name, value in results.items())
-            step = "" if model.step is None else f" after {model.step} steps"
+            step = "" if trained_run.step is None else f" after {trained_run.step} steps"
             print(f"eval{step}: {values}")
             print(
-                f"{model.source}  {description['dataset']}: {examples.size} examples, by {description['strategy']} "
-                f"(replicas: {description['replicas']})"
+                f"{trained_run.source}  {description['dataset']}: {examples.size} examples, evaluated with "
+                f"{description['strategy']} on {count_of(description['replicas'], 'replica')}"
             )
             if config.output:
                 text = json.dumps(to_json({**description, "results": results}), indent=2, allow_nan=False)

@@ -21,7 +21,7 @@ class _StepExplained(BaseException):
 
 
 def main(arguments: Sequence[str], config: TrainConfig) -> int:
-    """Prints the values of the first step of a script with arguments or, without one, of the model in the flags."""
+    """Prints the values of the first step of a script or, without a script, of the model that the flags specify."""
     script = "".join(arguments[:1])
     if script:
         check_script(pathlib.Path(script))

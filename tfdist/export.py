@@ -1,4 +1,4 @@
-"""Export the model of a run from its newest valid checkpoint, or a given one, as .keras, SavedModel or safetensors."""
+"""Export the model of a run from its newest valid checkpoint, or from another, as .keras, SavedModel or safetensors."""
 
 import contextlib
 import dataclasses
@@ -40,21 +40,21 @@ class ExportConfig(WeightsConfig):
 
 def main(run: str, config: ExportConfig) -> int:
     """Exports the model and prints its path; returns the exit code."""
-    sources = weights.sources(run, config.checkpoint)  # reports errors without delay
-    default = weights.run_directory_of(sources[0]) / f"export-STEP{_ENDINGS[config.format]}"
+    files = weights.weight_files(run, config.checkpoint)  # reports errors before TensorFlow is loaded
+    default = weights.run_directory_of(files[0]) / f"export-STEP{_ENDINGS[config.format]}"
     _check_output(path_of(config.output) if config.output else default, config.format)
     load_tensorflow()  # imported late, after parsing flags
-    from tfdist.cli import trained_run
+    from tfdist.cli.trained_run import open_run
 
-    common = {field.name: getattr(config, field.name) for field in dataclasses.fields(WeightsConfig)}
-    with trained_run.open_run(run, TrainedConfig(strategy=REFERENCE, **common)) as model:
-        step_suffix = "" if model.step is None else f"-{model.step:09d}"
-        default = model.directory / f"export{step_suffix}{_ENDINGS[config.format]}"
+    options = {field.name: getattr(config, field.name) for field in dataclasses.fields(WeightsConfig)}
+    with open_run(run, TrainedConfig(strategy=REFERENCE, **options)) as trained_run:
+        step_suffix = "" if trained_run.step is None else f"-{trained_run.step:09d}"
+        default = trained_run.directory / f"export{step_suffix}{_ENDINGS[config.format]}"
         path = path_of(config.output) if config.output else default
         _check_output(path, config.format)
-        _write(model.trainer, config.format, path)
-    step = "" if model.step is None else f"step {model.step}, "
-    print(f"{path}  {step}from {model.source}")
+        _write(trained_run.trainer, config.format, path)
+    step = "" if trained_run.step is None else f"step {trained_run.step}, "
+    print(f"{path}  {step}from {trained_run.source}")
     return 0
 
 
@@ -67,7 +67,7 @@ def _check_output(path: StoragePath, kind: str) -> None:
         if storage.exists(path) or not has_ending:
             rule = f"ending in {ending}" if ending else f"not ending in {' or '.join(other_endings)}"
             raise InputError(
-                f"--output must be a path {rule} that does not exist yet. Received: {path}. Give another --output."
+                f"--output must be a path {rule} that does not exist yet. Received: {path}. Pass another --output."
             )
         storage.check_writable(path.parent)
 
@@ -88,7 +88,7 @@ def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
 
 @contextlib.contextmanager
 def _reraise_as_system_error(staged_path: Path) -> Iterator[None]:
-    """Raises TensorFlow's errors in writing to a path, such as on a full disk, as `OSError`."""
+    """Reraises TensorFlow's errors when writing to a path, such as on a full disk, as `OSError`."""
     from tensorflow import errors
 
     try:
@@ -100,7 +100,7 @@ def _reraise_as_system_error(staged_path: Path) -> Iterator[None]:
 
 
 def _write_safetensors(trainer: "Trainer", path: Path) -> None:
-    """Writes weights and moving statistics with their names in checkpoints, which are Keras's paths."""
+    """Writes weights and moving statistics under their names in checkpoints, which are Keras's paths."""
     import keras
     import numpy as np
 

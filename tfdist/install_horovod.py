@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 
 from tfdist.cli import command, horovod_build
-from tfdist.cli.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
+from tfdist.cli.horovod_build import PATCHED_VERSION, SDIST, SHA256, VERSION, Build
 from tfdist.config.fields import flag_field
 from tfdist.errors import InputError, TfdistError
 
@@ -39,16 +39,16 @@ class InstallConfig:
 
     gpu: bool = flag_field(False, "Flags", "Build for NCCL (needs nvcc and NCCL's headers).")
     mpi: bool = flag_field(False, "Flags", "Build for MPI as well (needs mpicxx).")
-    force: bool = flag_field(False, "Flags", "Build and install even if it is already installed.")
+    force: bool = flag_field(False, "Flags", "Build and install Horovod even if it is already installed.")
     cache_dir: str = flag_field(
         os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tfdist", "horovod"),
         "Flags",
-        "Directory of cached wheels.",
+        "Directory for cached wheels.",
     )
 
 
 class Log:
-    """A file with the output of the commands."""
+    """A log file, to which the output of pip is appended."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -67,10 +67,10 @@ class Log:
 
 
 def main(config: InstallConfig) -> None:
-    """Installs Horovod, unless it works already; prints a line for each stage.
+    """Installs Horovod, unless it already works, and prints a line for each stage.
 
     Raises:
-      InputError: TensorFlow, pip or a build tool is missing, or the cache cannot be written, or other users can write to it.
+      InputError: TensorFlow, pip or a build tool is missing, the cache is not writable, or other users can write to it.
       TfdistError: the download, the build, the installation or the import failed.
     """
     build = Build(_tensorflow_version(), config.gpu, config.mpi)
@@ -78,7 +78,7 @@ def main(config: InstallConfig) -> None:
     if not config.force and importlib.util.find_spec("horovod"):
         try:
             _print_line(
-                f"Horovod {PATCHED} ({_transports(build)}) works with TensorFlow {build.tensorflow}. Nothing to do."
+                f"Horovod {PATCHED_VERSION} ({_transports(build)}) works with TensorFlow {build.tensorflow}. Nothing to do."
             )
             return
         except TfdistError as error:
@@ -90,7 +90,7 @@ def main(config: InstallConfig) -> None:
         log = Log(folder / "install.log")
     except OSError as error:
         raise InputError(f"The cache must be writable. Received: {error}. Pass another --cache_dir.") from error
-    _print_line(f"Horovod {PATCHED} for TensorFlow {build.tensorflow}; log: {log.path}")
+    _print_line(f"Horovod {PATCHED_VERSION} for TensorFlow {build.tensorflow}; log: {log.path}")
     cached_wheels = [] if config.force else list(folder.glob("*.whl"))
     wheel = cached_wheels[0] if cached_wheels else make_wheel(build, cache, log)
     _print_line(f"Installing {wheel}")
@@ -102,7 +102,7 @@ def main(config: InstallConfig) -> None:
 def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
     """Builds the wheel, adds it to the cache, and returns its path.
 
-    The directory `cache` must contain one named `build.key`; the source distribution is downloaded if it has none.
+    The directory `cache` must contain a directory named `build.key`. If it has no source distribution, downloads one.
     """
     horovod_build.check_tools(build)
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache) as scratch:
@@ -140,7 +140,7 @@ def _pip_cmake(folder: pathlib.Path, log: Log) -> str:
     try:
         _fetch(["cmake"], folder, log)
     except TfdistError as error:
-        raise InputError(f"Horovod's build needs cmake, and {error}. Install the Debian package cmake.") from error
+        raise InputError(f"Building Horovod requires CMake, and {error}. Install the Debian package cmake.") from error
     return str(folder / "cmake" / "data" / "bin" / "cmake")
 
 
@@ -162,10 +162,10 @@ def _transports(build: Build) -> str:
     if result.returncode:
         raise TfdistError(f"`import horovod.tensorflow` failed: {horovod_build.last_error(result.stderr)}")
     version, tensorflow, transports = json.loads(result.stdout.splitlines()[-1])
-    if (version, tensorflow) != (PATCHED, build.tensorflow) or not build.transports <= set(transports):
+    if (version, tensorflow) != (PATCHED_VERSION, build.tensorflow) or not build.transports <= set(transports):
         required_names = ", ".join(sorted(build.transports))
         raise TfdistError(
-            f"It must be Horovod {PATCHED} for TensorFlow {build.tensorflow} with {required_names}. "
+            f"Horovod must be {PATCHED_VERSION} for TensorFlow {build.tensorflow} with {required_names}. "
             f"Received: {version} for {tensorflow} with {', '.join(transports)}."
         )
     return ", ".join(transports)
@@ -173,12 +173,12 @@ def _transports(build: Build) -> str:
 
 def _tensorflow_version() -> str:
     if importlib.util.find_spec("pip") is None:
-        raise InputError(f"pip must be installed. Received: none in {sys.prefix}. Run `python -m ensurepip`.")
+        raise InputError(f"pip is required, but was not found in {sys.prefix}. Run `python -m ensurepip`.")
     try:
         return importlib.metadata.version("tensorflow")
     except importlib.metadata.PackageNotFoundError as error:
         raise InputError(
-            f"TensorFlow must be installed. Received: none in {sys.prefix}. Run `pip install tensorflow`."
+            f"TensorFlow is required, but was not found in {sys.prefix}. Run `pip install tensorflow`."
         ) from error
 
 

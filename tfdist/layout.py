@@ -24,10 +24,10 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
         config.has_servers: layout_reports.server_report,
         config.has_replicas: layout_reports.replica_report,
     }
-    lines, facts = reports.get(True, _mesh_report)(config)
-    for line in (*lines, *facts.get("notes", ())):
+    lines, result = reports.get(True, _mesh_report)(config)
+    for line in (*lines, *result.get("notes", ())):
         output.line(line)
-    output.result(facts)
+    output.result(result)
     return 0
 
 
@@ -41,23 +41,24 @@ def _mesh_report(config: LayoutConfig) -> layout_reports.Report:
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
     rules = parse_layout("" if config.layout == AUTO else config.layout, mesh)
     check_batch_size(config.batch_size, mesh.axes[rules["batch"]], config.accumulate_steps, equal=True)
-    rows = config.batch_size // config.accumulate_steps
+    micro_batch_size = config.batch_size // config.accumulate_steps
     shard = parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
     lines = []
     if config.layout == AUTO:
-        plan = layout_plan.cheapest_layout(abstract_model, mesh, rules, shard, rows, config.memory_gb * 2**30)
+        memory = config.memory_gb * 2**30
+        plan = layout_plan.cheapest_layout(abstract_model, mesh, rules, shard, micro_batch_size, memory)
         lines = [f"--layout={rules_text(plan.rules)}"]
     else:
-        plan = abstract_model.plan(mesh, rules, shard, rows)
+        plan = abstract_model.plan(mesh, rules, shard, micro_batch_size)
     return [*lines, *_lines(plan, config.accumulate_steps)], {
         "mesh": dict(plan.mesh.axes),
         "layout": dict(plan.rules),
         "shard": shard.stage,
         "shard_axis": shard.axis,
         "device_bytes": _device_bytes(plan.totals()),
-        "variables": [_variable_facts(variable, plan) for variable in plan.variables],
+        "variables": [_variable_to_json(variable, plan) for variable in plan.variables],
         "micro_steps_per_step": config.accumulate_steps,
-        "collectives": layout_reports.collective_facts(plan),
+        "collectives": layout_reports.collectives_to_json(plan),
         "warnings": plan.warnings,
         "notes": list(_notes(plan, layout_plan.uncounted_rules(plan.rules), config)),
     }
@@ -97,7 +98,7 @@ def _lines(plan: "Plan", micro_steps: int) -> Iterator[str]:
             (purposes.get(traffic.purpose, traffic.purpose), traffic.kind, traffic.axis, byte_size(traffic.bytes))
             for traffic in plan.traffic
         ]
-        yield from text_table([("what", "operation", "axis", "size"), *traffic_rows])
+        yield from text_table([("purpose", "operation", "axis", "size"), *traffic_rows])
 
 
 def _notes(plan: "Plan", uncounted_rules: list[str], config: LayoutConfig) -> Iterator[str]:
@@ -111,8 +112,8 @@ def _notes(plan: "Plan", uncounted_rules: list[str], config: LayoutConfig) -> It
     yield from layout_reports.precision_notes(config, "send")
 
 
-def _variable_facts(variable: "VariablePlan", plan: "Plan") -> dict[str, Any]:
-    return layout_reports.variable_facts(variable) | {
+def _variable_to_json(variable: "VariablePlan", plan: "Plan") -> dict[str, Any]:
+    return layout_reports.variable_to_json(variable) | {
         "dims": list(variable.dims),
         "computed": str(variable.placement.computation),
         "stored": str(variable.placement.storage),

@@ -15,13 +15,13 @@ from tfdist.reporting.ledger_file import read_ledger
 from tfdist.storage import path_of, storage_of
 
 _MAX_LISTED = 10
-_COUNTS = ("step", "batch_size", "examples", "examples_before", "ledgers")  # of a start, which its proof needs
+_COUNTS = ("step", "batch_size", "examples", "examples_before", "ledgers")  # of an attempt, needed for a proof
 
 
 def main(run: str, output: Output = TEXT) -> int:
     """Prints the result; returns the exit code."""
-    facts = prove(RunDirectory(path_of(run)))
-    problems = facts["problems"]
+    result = prove(RunDirectory(path_of(run)))
+    problems = result["problems"]
     listed_problems = problems[:_MAX_LISTED]
     for problem in listed_problems:
         output.line(problem)
@@ -29,23 +29,23 @@ def main(run: str, output: Output = TEXT) -> int:
         output.line(f"Not proved: {len(problems)} problems; the first {len(listed_problems)} are listed above.")
     else:
         output.line(
-            f"Proved: {facts['steps']} steps, {count_of(facts['starts'], 'start')}. Each of "
-            f"{facts['examples_per_epoch']} examples was used exactly once in each of {facts['complete_epochs']} epochs; "
-            f"{facts['examples_of_next_epoch']} in the next one, none twice."
+            f"Proved: {result['steps']} steps, {count_of(result['starts'], 'attempt')}. Each of "
+            f"{result['examples_per_epoch']} examples was used exactly once in each of {result['complete_epochs']} epochs; "
+            f"{result['examples_of_next_epoch']} in the next one, none twice."
         )
     shown = {"run": run, "proved": not problems, "problem_count": len(problems), "problems": listed_problems}
-    output.result(facts | shown)
+    output.result(result | shown)
     return ExitCode.FAILED if problems else ExitCode.DONE
 
 
 def prove(directory: RunDirectory) -> dict[str, Any]:
-    """Counts the examples of a run; returns the numbers of steps, starts and examples that count, and the problems."""
+    """Counts the examples of a run; returns the numbers of steps, attempts and examples, and the problems found."""
     starts = _starts(directory)
     size = starts[0]["examples"]
-    # Not 0 examples of the first epoch if the run began with a checkpoint of another one.
+    # Nonzero if the run began within an epoch, from a checkpoint of another run.
     epoch, previous_examples = divmod(starts[0]["examples_before"], size)
     problems = [  # epochs are undefined if the size of the data set has changed
-        f"start {start['number']}: an epoch has {start['examples']} examples, where the run began with {size}"
+        f"attempt {start['number']}: an epoch has {start['examples']} examples, where the run began with {size}"
         for start in starts
         if start["examples"] != size
     ]
@@ -73,30 +73,30 @@ def prove(directory: RunDirectory) -> dict[str, Any]:
 
 
 def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Returns the records of the starts that have steps that count for the result.
+    """Returns the records of the attempts whose steps were not all repeated by a later one.
 
-    Each has also its number, from 0, and the step after its last one that counts, None for the last start.
+    Each record also has the attempt's number, counted from 0, and its end: the first step that a later attempt ran, or None.
     """
     records = directory.read_starts()
     if not records:
         raise InputError(
-            f"A ledger must be in a run's directory. Received: {directory.path}, which records no start. Give the "
+            f"A ledger must be in a run's directory. Received: {directory.path}, which contains no run. Pass the "
             "directory of a run."
         )
     if any(start.get("trains_clients") for start in records):
         raise InputError(
             "A ledger proves that each epoch uses each example once, but clients are sampled at random. Received: "
-            f"{directory.path}, a run with --sync=fedavg. Its ledger files say which examples each of its steps used."
+            f"{directory.path}, a run with --sync=fedavg. Its ledger files list the examples that each step used."
         )
     ends = [start["step"] for start in records[1:]]
     starts = [{**start, "number": n, "end": min(ends[n:], default=None)} for n, start in enumerate(records)]
     starts = [start for start in starts if start["end"] is None or start["end"] > start["step"]]  # others were repeated
     missing = [f"{start['number']} (from step {start['step']})" for start in starts if not start.get("ledgers")]
     if missing:
-        location = f"without either at start {', '.join(missing)}, counted from 0"
+        location = f"without either in attempt {', '.join(missing)}, counted from 0"
         raise InputError(
-            f"A ledger needs --checkpoint_every or --commit_every at each start of a run. Received: {directory.path}, "
-            f"{location}. Such a start cannot be proved: give one of these flags to each start of the next run."
+            f"A ledger needs --checkpoint_every or --commit_every in each attempt of a run. Received: {directory.path}, "
+            f"{location}. Such an attempt cannot be proved: pass one of these flags in each attempt of the next run."
         )
     for start in starts:
         _check_counts(start, directory)
@@ -109,13 +109,13 @@ def _check_counts(start: Mapping[str, Any], directory: RunDirectory) -> None:
         value = start.get(name)
         if type(value) is not int or not minimum <= value < limit:
             raise InputError(
-                f"A start of a run must have a count as its {name}. Received: {str(value):.80}, at start {start['number']} in "
-                f"{directory.starts}, counted from 0. Restore the file."
+                f"An attempt of a run must have a count as its {name}. Received: {str(value):.80}, in attempt "
+                f"{start['number']} of {directory.starts}, counted from 0. Restore the file."
             )
 
 
 def _stream(starts: list[dict[str, Any]], directory: RunDirectory) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yields the errors of each step that counts, and its examples in the order of use."""
+    """Yields the errors of each step that was not repeated, and its examples in the order of use."""
     expected = starts[0]["step"]
     checkpoint_steps = [step_of(path) for path in newest(directory.checkpoints)]
     completed_steps = max([0, *checkpoint_steps, *(record["step"] for record in directory.records())])
@@ -124,28 +124,28 @@ def _stream(starts: list[dict[str, Any]], directory: RunDirectory) -> Iterator[t
             yield [f"steps {expected} to {start['step'] - 1}: not recorded"], np.zeros([0], np.int64)
             expected = start["step"]
         files = [directory.ledger(start["number"], rank) for rank in range(start["ledgers"])]
-        ranks = [dict(read_ledger(path)) if storage_of(path).exists(path) else {} for path in files]
-        last = max((step for steps in ranks for step in steps), default=-1)
+        ledgers = [dict(read_ledger(path)) if storage_of(path).exists(path) else {} for path in files]
+        last = max((step for ledger in ledgers for step in ledger), default=-1)
         end = max(last + 1, completed_steps) if start["end"] is None else start["end"]
         for step in range(expected, end):
-            parts = [steps.get(step) for steps in ranks]
+            parts = [ledger.get(step) for ledger in ledgers]
             missing = [rank for rank, part in enumerate(parts) if part is None]
-            numbers = np.concatenate([*(part for part in parts if part is not None), np.zeros([0], np.int64)])
+            examples = np.concatenate([*(part for part in parts if part is not None), np.zeros([0], np.int64)])
             errors = []
             if missing:
-                errors = [f"step {step}: process {missing[0]} of start {start['number']} did not record it"]
-            elif len(numbers) != start["batch_size"]:
-                errors = [f"step {step}: {len(numbers)} examples, where a batch has {start['batch_size']}"]
-            yield errors, numbers
+                errors = [f"step {step}: process {missing[0]} of attempt {start['number']} did not record it"]
+            elif len(examples) != start["batch_size"]:
+                errors = [f"step {step}: {len(examples)} examples, where a batch has {start['batch_size']}"]
+            yield errors, examples
             expected = step + 1
 
 
-def _problems(epoch: str, numbers: np.ndarray, size: int, is_complete: bool) -> list[str]:
+def _problems(epoch: str, indices: np.ndarray, size: int, is_complete: bool) -> list[str]:
     """Returns errors: examples that were not used exactly once or, in an incomplete epoch, used more than once."""
-    invalid_indices = numbers[(numbers < 0) | (numbers >= size)]
+    invalid_indices = indices[(indices < 0) | (indices >= size)]
     if len(invalid_indices):
         return [f"{epoch}: example {invalid_indices[0]} is not among {size}"]
-    counts = np.bincount(numbers, minlength=size)
+    counts = np.bincount(indices, minlength=size)
     repeated, unused = np.flatnonzero(counts > 1), np.flatnonzero((counts == 0) & is_complete)
     return [
         f"{epoch}: {len(examples)} examples were {error}, the first is {examples[0]}"

@@ -1,4 +1,4 @@
-"""Small reference models with logits, and models by name: those of tfdist, or a user-defined `package.module:function`."""
+"""Builds small reference models that return logits, and models by name: these, or a user-defined `package.module:function`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,14 +32,14 @@ def layer_class(batch_norm: str) -> type[keras.layers.BatchNormalization]:
 
 
 def with_batch_norm(model: keras.Model, batch_norm: str) -> keras.Model:
-    """Replaces the batch normalization layers of a model by another kind, with the same weights and names.
+    """Replaces the batch normalization layers of a model with another kind, with the same weights and names.
 
     All other layers are shared with the given model, so only one of the two models may be trained.
 
     Args:
       model: functional or sequential model, including nested and user-defined ones.
-      batch_norm: "synchronized" replaces `keras.layers.BatchNormalization` by `tfdist.layers.SyncBatchNormalization`;
-        "local" does the reverse, for a file that Keras can load without tfdist. Subclasses of either are left alone.
+      batch_norm: "synchronized" replaces `keras.layers.BatchNormalization` with `tfdist.layers.SyncBatchNormalization`;
+        "local" does the reverse, for a file that Keras can load without tfdist. Subclasses of either are not replaced.
 
     Returns:
       The new model, or the given one if there is nothing to replace.
@@ -64,7 +64,7 @@ def with_batch_norm(model: keras.Model, batch_norm: str) -> keras.Model:
     except (TypeError, ValueError) as error:
         raise _replacement_error(model, old_class, new_class, " ".join(str(error).split())) from error
     if old_layers := _layers_of_class(clone, old_class):
-        raise _replacement_error(model, old_class, new_class, f"{old_layers[0].path} belongs to a layer of your own")
+        raise _replacement_error(model, old_class, new_class, f"{old_layers[0].path} belongs to a user-defined layer")
     for old_layer, new_layer in replacements:
         if old_layer.built and new_layer.built:
             new_layer.set_weights(old_layer.get_weights())
@@ -86,15 +86,15 @@ def _layers_of_class(model: keras.Model, layer_class: type[keras.Layer]) -> list
 
 def _replacement_error(model: keras.Model, old_class: type, new_class: type, reason: str) -> InputError:
     return InputError(
-        f"Only the layers of functional and sequential models can be replaced. Received: {model.name}: {reason}. Write "
-        f"{new_class.__module__.partition('.')[0]}.layers.{new_class.__name__} for {old_class.__name__} in the model."
+        f"Only the layers of functional and sequential models can be replaced. Received: {model.name}: {reason}. Use "
+        f"{new_class.__module__.partition('.')[0]}.layers.{new_class.__name__} instead of {old_class.__name__} in the model."
     )
 
 
 def _classes_argument(model: str, value: Any) -> int:
     """Returns the number of classes, a positive integer."""
     if not _is_positive(value):
-        remedy = f" The data set does not define it: write {model}(classes=...)." if value is None else ""
+        remedy = f" The data set does not define it: pass {model}(classes=...)." if value is None else ""
         raise InputError(f"{model}: classes must be an integer, at least 1. Received: {value!r}.{remedy}")
     return int(value)
 
@@ -123,10 +123,10 @@ def mlp(*, input_shape: Sequence[int], classes: int, hidden: int | Sequence[int]
       hidden: width of each hidden layer; empty for a linear model.
 
     Returns:
-      A model of (batch, *input_shape) to (batch, classes).
+      A model that maps (batch, *input_shape) to (batch, classes).
 
     Raises:
-      InputError: the shape, the number of classes or another size does not fit.
+      InputError: the shape, the number of classes or another size is invalid.
     """
     inputs = keras.Input(_input_shape_argument("mlp", input_shape), name="inputs")
     x = keras.layers.Flatten(name="flatten")(inputs)
@@ -148,10 +148,10 @@ def cnn(
       batch_norm: "local" or "synchronized".
 
     Returns:
-      A model of (batch, height, width, channels) to (batch, classes).
+      A model that maps (batch, height, width, channels) to (batch, classes).
 
     Raises:
-      InputError: the shape, the number of classes or another size does not fit.
+      InputError: the shape, the number of classes or another size is invalid.
     """
     normalization = layer_class(batch_norm)
     channels_last = {"data_format": "channels_last"}
@@ -178,10 +178,10 @@ def resnet50(*, input_shape: Sequence[int], classes: int, batch_norm: str = "loc
       batch_norm: "local" or "synchronized".
 
     Returns:
-      A model of (batch, height, width, channels) to (batch, classes).
+      A model that maps (batch, height, width, channels) to (batch, classes).
 
     Raises:
-      InputError: the shape, the number of classes or another size does not fit.
+      InputError: the shape, the number of classes or another size is invalid.
     """
     height, width, channels = _input_shape_argument("resnet50", input_shape, ("height", "width", "channels"))
     if min(height, width) < 32:
@@ -238,13 +238,13 @@ def transformer(
         block, as in GShard; 0 for none.
       choices: number of experts per token.
       capacity_factor: capacity of an expert as a multiple of an even load.
-      overflow: for tokens beyond an expert's capacity: "drop", or "spill" to the least loaded expert.
+      overflow: whether to "drop" tokens beyond an expert's capacity, or to "spill" them to the least loaded expert.
 
     Returns:
-      A model of (batch, length) token ids to (batch, length, classes): logits of each next token.
+      A model that maps (batch, length) token ids to (batch, length, classes): logits of each next token.
 
     Raises:
-      InputError: the shape, the number of classes or another size does not fit.
+      InputError: the shape, the number of classes or another size is invalid.
     """
     (length,) = _input_shape_argument("transformer", input_shape, ("length",))
     vocabulary = _classes_argument("transformer", classes)

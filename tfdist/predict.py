@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 def main(run: str, config: PredictConfig) -> int:
     """Writes the predictions and prints their path; returns the exit code."""
-    weights.sources(run, config.checkpoint)  # reports errors without delay
+    weights.weight_files(run, config.checkpoint)  # reports errors before TensorFlow is loaded
     if config.output:
         weights.check_output(config.output)
     load_tensorflow()  # imported late, after parsing flags
-    from tfdist.cli import trained_run
+    from tfdist.cli.trained_run import open_run
 
-    with trained_run.open_run(run, config) as model:
-        is_chief = model.trainer.strategy.is_chief
+    with open_run(run, config) as trained_run:
+        is_chief = trained_run.trainer.strategy.is_chief
         verbose = 1 if is_chief and sys.stdout.isatty() else 0
-        examples = model.examples(config.split)
-        outputs = model.trainer.predict(examples, batch_size=model.batch_size, verbose=verbose)
+        examples = trained_run.examples(config.split)
+        outputs = trained_run.trainer.predict(examples, batch_size=trained_run.batch_size, verbose=verbose)
         if is_chief:
             arrays = _arrays_by_name(outputs)
             if config.classes:
                 arrays = {name: _classes(name, values) for name, values in arrays.items()}
-            step_suffix = "" if model.step is None else f"-{model.step:09d}"
-            default = model.directory / f"predictions{step_suffix}{'.npy' if len(arrays) == 1 else '.npz'}"
+            step_suffix = "" if trained_run.step is None else f"-{trained_run.step:09d}"
+            default = trained_run.directory / f"predictions{step_suffix}{'.npy' if len(arrays) == 1 else '.npz'}"
             path = path_of(config.output) if config.output else default
             weights.write_output(
                 path, _contents(arrays, f".{path.name.rpartition('.')[2]}", str(path), examples.origins)
             )
             shapes = ", ".join(f"{name} {list(values.shape)}".lstrip() for name, values in arrays.items())
-            print(f"{path}  {shapes}  {model.data.name}, {config.split}, from {model.source}")
+            print(f"{path}  {shapes}  {trained_run.data.name}, {config.split}, from {trained_run.source}")
     return 0
 
 
@@ -59,7 +59,7 @@ def _classes(name: str, values: "np.ndarray") -> "np.ndarray":
     if values.ndim < 2 or values.shape[-1] < 2:
         raise InputError(
             f"--classes needs an output for each class. Received: {name or 'an output'} of shape {list(values.shape)}. "
-            "Leave out --classes."
+            "Remove --classes."
         )
     return values.argmax(axis=-1)
 
@@ -78,7 +78,7 @@ def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str, origins: 
         np.save(file, first_array, allow_pickle=False)
     elif ending == ".npz":
         arrays_by_name: dict[str, Any] = {name or "predictions": values for name, values in arrays.items()}
-        # In the plural, because `savez_compressed` has an argument `file`.
+        # The plural, because `savez_compressed` has an argument `file`.
         names = {} if origins is None else {f"{origins.kind}s": np.asarray(origins.names)}
         np.savez_compressed(file, **names | arrays_by_name)
     else:
@@ -88,9 +88,9 @@ def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str, origins: 
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["example", *([origins.kind] if origins else []), *outputs])
-        for number, row in enumerate(rows):
-            name = [origins.names[number]] if origins else []
-            writer.writerow([number, *name, *(int(value) if is_class else repr(value.item()) for value in row)])
+        for index, row in enumerate(rows):
+            name = [origins.names[index]] if origins else []
+            writer.writerow([index, *name, *(int(value) if is_class else repr(value.item()) for value in row)])
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
     return file.getvalue()
 

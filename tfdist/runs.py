@@ -36,8 +36,8 @@ class RunsConfig:
     filter: str = flag_field(
         "",
         _SELECTION,
-        "Comma-separated NAME=PATTERN that runs must match, such as strategy=mirrored,model=cnn*; NAME is run, status, or a "
-        "flag of training.",
+        "Comma-separated conditions NAME=PATTERN that runs must match, such as strategy=mirrored,model=cnn*. NAME is run, "
+        "status, or a training flag.",
     )
     sort: str = flag_field(
         "started",
@@ -45,7 +45,7 @@ class RunsConfig:
         "Order: started (the newest last), run, status, steps, time, or the name of a metric (the best last).",
     )
     limit: int = flag_field(0, _SELECTION, "Maximum number of runs to show, the last ones in this order. 0 shows all.")
-    compare: bool = flag_field(False, _OUTPUT, "Compare the runs; default if several arguments are given.")
+    compare: bool = flag_field(False, _OUTPUT, "Compare the runs. Default if several directories are passed.")
     metric: str = flag_field(
         "",
         _OUTPUT,
@@ -69,11 +69,11 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
     all_runs, skip_notes = _find_runs([path_of(path) for path in paths])
     if not all_runs:
         skipped = (
-            f" (skipped: {'; '.join(skip_notes[:_MAX_LISTED])})" if skip_notes else " without any" if paths else ""
+            f" (skipped: {'; '.join(skip_notes[:_MAX_LISTED])})" if skip_notes else ", without runs" if paths else ""
         )
         raise InputError(
-            f"tfdist runs needs a directory with runs. Received: {', '.join(paths) or 'no directory'}{skipped}. Give the "
-            "directory of a run, or one that contains such directories, such as the parent of an --output_dir."
+            f"tfdist runs needs a directory with runs. Received{': ' if paths else ' no directory'}{', '.join(paths)}{skipped}"
+            ". Pass the directory of a run, or a directory that contains runs, such as the parent of an --output_dir."
         )
     metrics = list(dict.fromkeys(name for run in all_runs for name in run.metrics))
     for metric in filter(None, config.metric.split(",")):
@@ -108,7 +108,7 @@ def _find_runs(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str
         try:
             if not storage.is_directory(path):
                 raise InputError(
-                    f"tfdist runs takes directories. Received: {path}, which is not a directory. Give the parent of an "
+                    f"tfdist runs takes directories. Received: {path}, which is not a directory. Pass the parent of an "
                     "--output_dir."
                 )
             names = sorted(entry.name for entry in storage.entries(path) if storage.is_directory(path / entry.name))
@@ -164,8 +164,8 @@ def _conditions(text: str) -> list[tuple[str, str]]:
     for name, equals, _ in conditions:
         if not equals or not name.strip():
             raise InputError(
-                f"--filter consists of comma-separated NAME=PATTERN. Received: {text}. Write status=finished, or "
-                "model=cnn*,strategy=mirrored."
+                f"--filter must consist of comma-separated NAME=PATTERN. Received: {text}. For example, pass "
+                "status=finished, or model=cnn*,strategy=mirrored."
             )
     return [(name.strip(), pattern.strip()) for name, _, pattern in conditions]
 

@@ -1,7 +1,7 @@
 """Parity tests for authors of strategies and reducers: training under a strategy and on one device, compared by variable.
 
-Run it in float64, in which bugs exceed rounding errors by far. `run_case` trains; `compare` measures the differences of two
-outcomes. A line of `CASES` adds a model and an optimizer to every suite.
+Run them in float64, in which bugs exceed rounding errors by far. `run_case` trains, and `compare` measures the differences of
+two outcomes. An entry of `CASES` adds a model and an optimizer to every suite.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ EXAMPLES = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training that must have the same result under every strategy.
+    """A training run that must have the same result under every strategy.
 
     Attributes:
       model: a key of `MODELS`.
@@ -39,7 +39,7 @@ class Case:
       batch_size: global batch size; 13 is not divisible by any number of replicas.
       weighted: whether examples have weights, some of which are 0.
       steps: number of updates.
-      balance: how rows are allocated to several replicas; see `Trainer`.
+      balance: how the examples of a batch are divided between several replicas; see `Trainer`.
     """
 
     model: str
@@ -60,7 +60,7 @@ class Outcome:
 
     Attributes:
       variables: weights and moving statistics by path.
-      losses: mean loss of each call.
+      losses: mean loss of each call of the compiled loop.
       evaluation: loss and metrics over all examples.
       digests: a hash of all variables for each local replica.
     """
@@ -110,7 +110,7 @@ MODELS: Mapping[str, Callable[..., keras.Model]] = {
     "resnet50": lambda **sizes: models.build("resnet50(batch_norm='synchronized')", **sizes),
 }
 
-LANGUAGE = ("transformer", "experts", "deep_transformer")  # language models
+LANGUAGE_MODELS = ("transformer", "experts", "deep_transformer")
 
 OPTIMIZERS: Mapping[str, Callable[[], keras.Optimizer]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
@@ -146,7 +146,7 @@ MESHES: Mapping[str, tuple[str, str]] = {
     "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert;experts:model"),
 }
 
-# A minute or more with each strategy.
+# These take a minute or more with each strategy.
 SLOW_CASES = (Case(model="resnet50", optimizer="sgd", batch_size=8, steps=3),)
 
 
@@ -218,9 +218,9 @@ class Difference:
 
 
 def compare(outcome: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], model: str) -> list[Difference]:
-    """Compares variables by path, the worst first; raises `KeyError` if the paths differ."""
+    """Returns the differences of variables, the largest first; raises `KeyError` if the paths differ."""
     if set(outcome) != set(reference):
-        raise KeyError(f"Not the same variables: {sorted(set(outcome) ^ set(reference))}")
+        raise KeyError(f"Both must have the same variables. Only one has: {sorted(set(outcome) ^ set(reference))}")
     differences = []
     for path, expected in reference.items():
         difference = np.asarray(outcome[path], np.float64) - np.asarray(expected, np.float64)
@@ -232,12 +232,12 @@ def compare(outcome: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
 
 def is_noise(path: str, model: str) -> bool:
     """Returns whether a variable's true gradient is zero according to the model's table; its value is rounding error."""
-    catalog_name = "transformer" if model in LANGUAGE else model
+    catalog_name = "transformer" if model in LANGUAGE_MODELS else model
     return any(re.search(pattern, path) for pattern in models.zero_gradient_patterns(catalog_name))
 
 
 def _sizes(case: Case) -> dict[str, Any]:
-    if case.model in LANGUAGE:
+    if case.model in LANGUAGE_MODELS:
         return {"input_shape": (12,), "classes": 12}
     return {"input_shape": (32, 32, 3) if case.model == "resnet50" else (8, 8, 1), "classes": 10}
 
@@ -245,7 +245,7 @@ def _sizes(case: Case) -> dict[str, Any]:
 def source_of(case: Case) -> ArraySource:
     """Returns the data of a case, `EXAMPLES` examples that depend only on the case."""
     random = np.random.default_rng(5)
-    if case.model in LANGUAGE:
+    if case.model in LANGUAGE_MODELS:
         arrays: tuple[np.ndarray, ...] = tuple(random.integers(0, 12, (EXAMPLES, 12)) for _ in range(2))
     elif case.model == "masked":
         lengths = random.integers(1, 7, (EXAMPLES, 1))

@@ -15,7 +15,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     """Trains a model as described by the flags; returns the exit code."""
     if output.is_json and not config.dry_run:
         raise InputError(
-            "--json prints the configuration of a run and needs --dry_run; a run writes metrics.jsonl. Received: --json alone."
+            "--json requires --dry_run. Received: --json alone. Add --dry_run, or read the metrics.jsonl that a run writes."
         )
     if is_evaluator(os.environ.get("TF_CONFIG", "")):
         from tfdist.cli import evaluator
@@ -35,7 +35,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     check_installed(config.parsed.loggers)
     in_memory.required_parent(config.commit_every, config.commit_dir)  # reports an invalid directory early
     context = early_checks.check_cluster(config, context)
-    decision = resume.decide_early(config, context)
+    decision = resume.decide_start_early(config, context)
     if decision and decision[0] and not config.dry_run:
         print(decision[0])
         return 0
@@ -47,7 +47,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
 
     with run.open_session(config, context) as session:
         session = run.with_clients(session)
-        run_config, origin, message = run.choose_target(
+        run_config, origin, message = run.choose_directory_and_origin(
             session, decision
         )  # before the model is built, because it may raise
         if message and not config.dry_run:

@@ -23,11 +23,11 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
         keras.config.set_dtype_policy("float64")
     with run.open_session(config, context) as session:
         strategy = session.strategy
-        facts = comparison.verify(session, output.line if strategy.is_chief else lambda _: None)
-        if facts:
-            output.result(facts)
+        result = comparison.verify(session, output.line if strategy.is_chief else lambda _: None)
+        if result:
+            output.result(result)
         is_equal = strategy.group.broadcast(
-            "verify/good", facts["equal"] if facts else None, deadline=comparison.REFERENCE_SECONDS
+            "verify/good", result["equal"] if result else None, deadline=comparison.REFERENCE_SECONDS
         )
     return ExitCode.DONE if is_equal else ExitCode.FAILED
 

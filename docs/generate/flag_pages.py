@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tfdist.__main__ import commands
 from tfdist.cli import command
-from tfdist.cli.command import EVERY_COMMAND
+from tfdist.cli.command import COMMON_FLAGS
 from tfdist.config import strategy_registry
 from tfdist.config.fields import NO_EFFECT_HELP, TOPICS
 
@@ -71,7 +71,7 @@ def _entries() -> dict[str, _Entry]:
         for flag in _flags_of(name):
             entries.setdefault(json.dumps(flag, sort_keys=True), _Entry(flag, [])).commands.append(name)
     for name, about in {**command.FILES, **command.HELP_LINE}.items():
-        entries[name] = _Entry({"name": name.removeprefix("--"), "help": about, "topic": EVERY_COMMAND}, [])
+        entries[name] = _Entry({"name": name.removeprefix("--"), "help": about, "topic": COMMON_FLAGS}, [])
     order = {topic: place for place, topic in enumerate(TOPICS)}
     anchors: dict[str, _Entry] = {}
     for entry in sorted(entries.values(), key=lambda entry: (order.get(entry.page, len(order)), entry.page)):

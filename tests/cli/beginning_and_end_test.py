@@ -35,7 +35,7 @@ def test_yields_the_strategy_that_auto_means(agreed):
     given = TrainConfig(strategy="auto", output_dir="mine", intra_op_threads=3)
     with open_strategy.running_strategy(given) as (config, detection, strategy):
         assert (config.strategy, detection.strategy, strategy.name) == ("single", "single", "single")
-        assert open_strategy.hosts(strategy)
+        assert open_strategy.host_names(strategy)
     assert agreed["flags"]["--strategy"] == "single"
     assert agreed["flags"]["--batch_size"] == 64
     assert not {"--output_dir", "--intra_op_threads"} & agreed["flags"].keys()

@@ -111,7 +111,7 @@ def test_help(capsys, argument):
         "Gradients:",
         "Output and checkpoints:",
         "Checks:",
-        "Every command:",
+        "Common flags:",
     ]
     assert "--helpfull" not in captured.out
 
@@ -124,7 +124,7 @@ def test_help_ends_with_the_examples(capsys):
 
 def test_help_without_flags_names_no_files_with_flags(capsys):
     assert command.run("ledger", lambda values: None, _raiser(AssertionError()), ["program", "--help"]) == 0
-    shown = "Usage: tfdist ledger\n\nEvery command:\n  --help  Show this help.\n"
+    shown = "Usage: tfdist ledger\n\nCommon flags:\n  --help  Show this help.\n"
     assert capsys.readouterr().out == shown
 
 

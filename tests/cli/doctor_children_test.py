@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.waiting import wait_for
-from tfdist.cli.doctor_engines import Children, ProgramResult
+from tfdist.cli.doctor_engines import ModuleRunner, ProgramResult
 from tfdist.errors import ExitCode
 
 pytestmark = pytest.mark.processes
@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     programs = tmp_path_factory.mktemp("programs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(programs), prepend=os.pathsep)
-        with Children() as children:
+        with ModuleRunner() as children:
 
             def run(name: str, source: str, processes: int = 1, seconds: float = 60) -> ProgramResult:
                 (programs / f"{name}.py").write_text(source)

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.environment_test import STEP
 from tfdist.cli import doctor_engines, doctor_machine
 from tfdist.cli.doctor_machine import Finding, Status
-from tfdist.cli.horovod_build import PATCHED
+from tfdist.cli.horovod_build import PATCHED_VERSION
 from tfdist.errors import byte_size
 
 
@@ -61,14 +61,14 @@ def test_versions_that_are_not_supported(monkeypatch: pytest.MonkeyPatch):
         "TensorFlow 2.99.0": "pip install 'tensorflow<2.22,>=2.21'",
         "Horovod 0.28.1": "tfdist install_horovod",
     }
-    assert f"Horovod 0.28.1 is not supported; supported: {PATCHED}" in [each.text for each in rest]
+    assert f"Horovod 0.28.1 is not supported; supported: {PATCHED_VERSION}" in [each.text for each in rest]
 
 
 def test_few_open_files(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 4096))
     assert [(found.status, found.text) for found in bad(doctor_machine.limits_section())] == [
         ("warning", "only 256 files may be open"),
-        ("warning", "only 256 processes and threads"),
+        ("warning", "only 256 processes and threads are allowed"),
     ]
 
 
@@ -80,7 +80,7 @@ def test_limits_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setattr("tfdist.cluster.affinity.QUOTA", quota)
     section = doctor_machine.hardware_section()
     assert section[0].text.endswith(", with a CPU quota of 1.5 cores")
-    assert any(found.text.startswith(f"only {byte_size(1 << 30)} of memory are free") for found in bad(section))
+    assert any(found.text.startswith(f"only {byte_size(1 << 30)} of memory is free") for found in bad(section))
     memory.write_text("max\n")
     quota.write_text("max 100000\n")
     section = doctor_machine.hardware_section()
@@ -107,8 +107,8 @@ def test_tokens(tmp_path):
         return section[-1]
 
     assert found({}).status == Status.OK
-    assert found({"TFDIST_TOKEN": "hidden" * 6}).text == "a token for jobs over several hosts"
-    assert "has 6 characters; jobs over several hosts need 16" in found({"TFDIST_TOKEN": "hidden"}).text
+    assert found({"TFDIST_TOKEN": "hidden" * 6}).text == "a token for jobs on several hosts is set"
+    assert "has 6 characters; jobs on several hosts need 16" in found({"TFDIST_TOKEN": "hidden"}).text
     open_to_all = tmp_path / "token"
     open_to_all.write_text("hidden" * 6)
     open_to_all.chmod(0o644)

@@ -50,7 +50,7 @@ def test_each_patch_replaces_its_line(source: pathlib.Path):
     for name, line, replacement in horovod_build.PATCHES:
         text = (source / name).read_text()
         assert f"// before\n{replacement}// behind\n" in text and f"// before\n{line}// behind" not in text
-    assert horovod_build.PATCHED in (source / "horovod/__init__.py").read_text()
+    assert horovod_build.PATCHED_VERSION in (source / "horovod/__init__.py").read_text()
 
 
 @pytest.mark.parametrize("times", [0, 2])
@@ -102,7 +102,9 @@ def test_the_cache_key_tells_every_build_apart():
 def test_a_missing_tool_is_named_with_its_package(no_tools, build, present, missing, package):
     for name in present:
         tool(no_tools, name)
-    with pytest.raises(InputError, match=f"needs {missing}. Received: none. Install the Debian package {package}."):
+    with pytest.raises(
+        InputError, match=f"requires {missing}, which was not found. Install the Debian package {package}."
+    ):
         horovod_build.check_tools(build)
 
 

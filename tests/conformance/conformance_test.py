@@ -74,7 +74,7 @@ MESH_PRODUCT = tuple(
 MESH_PRODUCT_IN_PROCESSES = tuple(case for case in MESH_PRODUCT if case.model != "cnn")
 # Sharding is the same for any variable, so that experts, whose steps take longest to compile, are not sharded twice.
 LONG_PAIRS = tuple(one for one in PAIRWISE if one[2].model == "experts" and one[1] in ("gradients", "parameters"))
-SHORT_CASES = tuple(case for case in testing.CASES if case.model not in testing.LANGUAGE)
+SHORT_CASES = tuple(case for case in testing.CASES if case.model not in testing.LANGUAGE_MODELS)
 QUICK_IN_PROCESS = {
     "mirrored2": SHORT_CASES[::2],
     "mirrored4": SHORT_CASES[1::2],
@@ -85,7 +85,7 @@ CASES_PER_JOB = 8  # of the product on processes
 PRODUCT = tuple(
     testing.Case(model=model, optimizer=optimizer, batch_size=batch_size, weighted=weighted)
     for model, optimizer, batch_size, weighted in itertools.product(DEEP, testing.OPTIMIZERS, (16, 13), (False, True))
-    if not (weighted and (model in testing.LANGUAGE or model == "masked"))
+    if not (weighted and (model in testing.LANGUAGE_MODELS or model == "masked"))
 )
 # Strategies, with numbers of processes, or 0 for logical devices, and precisions, which run a cover of the product.
 PLACES = (
@@ -282,7 +282,9 @@ def test_with_keras_own_update_a_mesh_fails(
     assert worst.relative > 1e-3
 
 
-@pytest.mark.parametrize("case", [thorough(case.model not in testing.LANGUAGE, case) for case in FLOAT32], ids=str)
+@pytest.mark.parametrize(
+    "case", [thorough(case.model not in testing.LANGUAGE_MODELS, case) for case in FLOAT32], ids=str
+)
 def test_logical_devices_in_float32(case: testing.Case, mirrored2: tfdist.Strategy) -> None:
     assert_same_in_float32(testing.run_case(mirrored2, case), case)
 

@@ -143,7 +143,7 @@ def test_a_layout_that_does_not_compile_is_told_in_one_line():
     text = "main.py:3:1: error: layouts do not agree.\n  params: x\ntensorflow/dtensor/mlir/spmd_expander.cc:206 :: \nand more"
     line = str(errors.dtensor_layout_error(OpError(text)))
     assert line.startswith(
-        "DTensor cannot compile the model in this layout. Received: layouts do not agree. Leave out a rule"
+        "DTensor cannot compile the model in this layout. Received: layouts do not agree. Remove a rule"
     )
     assert errors.dtensor_layout_error(OpError("main.py: error: another\nof another engine")) is None
 

@@ -45,7 +45,7 @@ def a_wrapped_optimizer(strategy: tfdist.Strategy) -> None:
 WRONG: dict[str, tuple[Callable[[tfdist.Strategy], None], tuple[str, ...]]] = {
     "twice": (
         in_scope(lambda model: tfdist.distribute(tfdist.distribute(model))),
-        ("A model can be distributed only once", "Leave out the second"),
+        ("A model can be distributed only once", "Remove the second"),
     ),
     "a wrapped optimizer": (
         a_wrapped_optimizer,

@@ -123,8 +123,8 @@ def renormalising():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Subclassed, "Received: subclassed.*Write tfdist.layers.SyncBatchNormalization for BatchNormalization"),
-        (inside_a_layer, "belongs to a layer of your own"),
+        (Subclassed, "Received: subclassed.*Use tfdist.layers.SyncBatchNormalization instead of BatchNormalization"),
+        (inside_a_layer, "belongs to a user-defined layer"),
         (renormalising, "Batch renormalization cannot be synchronized"),
     ],
 )

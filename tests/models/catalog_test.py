@@ -173,7 +173,7 @@ ARGUMENTS = {
         ("mlp", {"input_shape": (None,)}, r"mlp: an example's shape must have known sizes only. Received: \(None,\)"),
         ("mlp", {"classes": 0}, "mlp: classes must be an integer, at least 1. Received: 0"),
         ("mlp", {"classes": True}, "mlp: classes must be"),
-        ("mlp", {"classes": None}, r"The data set does not define it: write mlp\(classes=...\)."),
+        ("mlp", {"classes": None}, r"The data set does not define it: pass mlp\(classes=...\)."),
         (
             "cnn",
             {"input_shape": (64,)},

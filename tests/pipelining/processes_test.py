@@ -41,7 +41,10 @@ def test_what_dtensor_cannot_compile_on_an_axis_model_is_named_in_one_line(tmp_p
     assert line.startswith(
         "InputError: On a mesh, a model must consist of operations that DTensor supports. Received: "
     )
-    assert "tf.Timestamp (" in line and "hidden_1/Timestamp), which has no layouts. Compute it in the data" in line
+    assert (
+        "tf.Timestamp (" in line
+        and "hidden_1/Timestamp), which has no layouts. Compute it in the input pipeline" in line
+    )
     assert "\n" not in line
 
 

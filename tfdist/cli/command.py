@@ -74,18 +74,18 @@ LAUNCHER_NAMES = {
     "nodes": "nnodes num_nodes num_machines",
     "processes": "np nproc num_proc num_processes nproc_per_node world_size",
 }
-EVERY_COMMAND = "Every command"  # topic of the flags that all commands have
+COMMON_FLAGS = "Common flags"  # topic of the flags that all commands have
 _CLOSED_ERRORS = (errno.EPIPE, errno.EIO)  # errors of writing to a closed pipe or terminal
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 _CONFIG = "config"
 _JSON = "helpjson"  # the help as data, for other programs
 _HELP = ("help", "helpshort", "helpfull", _JSON)
 FILES = {
-    "--flagfile": "Read flags from a file, one per line; later flags win.",
-    f"--{_CONFIG}": "Read flags from a YAML file that maps their names to values; the command line and --flagfile win.",
+    "--flagfile": "Read flags from a file, one per line. Later flags take precedence.",
+    f"--{_CONFIG}": "Read flags from a YAML file that maps names to values. The command line and --flagfile take precedence.",
 }
 _KINDS = {"int": "an integer", "float": "a number, such as 0.001", "bool": "true or false"}  # by absl's names of types
-_NULL = ("", "null", "~")  # YAML's ways to leave a value out
+_NULL = ("", "null", "~")  # an empty value, and YAML's spellings of null
 HELP_LINE = {"--help": "Show this help."}
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ _TRAIN_FLAGS, _LAUNCHER_FLAGS = _flags_by_other_name(OTHER_NAMES), _flags_by_oth
 
 
 def _hint(flag_text: str, known_flags: Mapping[str, Any], program: str) -> str:
-    """Returns the flag that an unknown one, such as "--lr=0.1" or "-np", may mean, as a sentence; "" if there is none."""
+    """Returns a sentence that suggests the flag meant by an unknown one, such as "--lr=0.1" or "-np"; "" if there is none."""
     name, _, value = flag_text.lstrip("-").partition("=")
     name = name.replace("-", "_").lower()
     names = [flag for flag in (name, _TRAIN_FLAGS.get(name), _LAUNCHER_FLAGS.get(name)) if flag]
@@ -107,20 +107,20 @@ def _hint(flag_text: str, known_flags: Mapping[str, Any], program: str) -> str:
             keeps_value = value and not known_flags[flag].boolean and flag not in ("precision", "shard")
             return f" Use --{flag}{f'={value}' if keeps_value else ''}."
     if name in _LAUNCHER_FLAGS and "strategy" in known_flags:
-        return f" The launcher has it: `tfdist launch --{names[-1]}={value or 'N'} -- {program} ...`."
+        return f" It is a flag of the launcher: `tfdist launch --{names[-1]}={value or 'N'} -- {program} ...`."
     if "processes" in known_flags and names[-1] in TrainConfig.__dataclass_fields__:
-        return f" It belongs to the command that is started: write --{names[-1]} after `--`."
+        return f" It is a flag of the launched command: pass --{names[-1]} after `--`."
     is_script_argument = program == "tfdist run" and not difflib.get_close_matches(name, known_flags)
-    return " Arguments of the script follow its name." if is_script_argument else ""
+    return " Put the script's arguments after its name." if is_script_argument else ""
 
 
-def _help(
+def _render_help(
     program: str, topics: Mapping[str, Sequence[tuple[str, str]]], about: str, arguments: str, examples: Sequence[str]
 ) -> str:
     """Returns the help of a command; `topics` has the syntax and the description of flags by title."""
     width = min(shutil.get_terminal_size().columns, 120)
     column = 4 + max(len(name) for lines in topics.values() for name, _ in lines)
-    flags_text = "" if [*topics] == [EVERY_COMMAND] else "[--flag=value ...] "
+    flags_text = "" if [*topics] == [COMMON_FLAGS] else "[--flag=value ...] "
     parts = [f"Usage: {program} {flags_text}{arguments}".rstrip()]
     parts += [textwrap.fill(" ".join(about.split()), width)] if about else []
     wrap = functools.partial(
@@ -135,7 +135,7 @@ def _help(
 
 
 class _HelpRequested(Exception):
-    """Raised when `--help` is parsed, which ignores later and unknown flags."""
+    """Raised when `--help` is parsed, so that later and unknown flags are ignored."""
 
 
 class _HelpFlag(absl_flags.BooleanFlag):
@@ -160,15 +160,16 @@ def run(
 
     Args:
       name: name of the command, as in `tfdist <name>`.
-      define: a configuration, whose fields are the command's flags; or a function that defines flags on the given values; None
-        for no flags.
-      call: runs the command; takes, if `arguments` is given, the arguments after the flags, or the only one if it is "RUN";
-        the configuration, or the parsed values; and if `has_json`, an `Output`; returns an exit code, or None for 0.
+      define: a configuration class, whose fields become the command's flags; or a function that defines flags in the
+        `FlagValues` passed to it; None if the command has no flags.
+      call: runs the command and returns an exit code, or None for 0. It takes, in this order, the list of arguments after the
+        flags if `arguments` is not empty (for "RUN", the single argument); the configuration or the parsed `FlagValues` if
+        `define` is not None; and an `Output` if `has_json`.
       argv: command line, including the program name, or a function that returns it and may raise `InputError`; None for the
         command line of this process.
       about: first sentence of the help.
       arguments: arguments after the flags, for the help; empty if the command takes only flags.
-      has_json: whether it has the flag `--json`.
+      has_json: whether the command has the flag `--json`.
       examples: commands to show at the end of the help.
 
     Returns:
@@ -184,9 +185,7 @@ def run(
         elif define:
             define(values)
         if has_json:
-            json_help = (
-                "Print the result as one JSON object, and nothing else, on standard output (docs/reference/json.md)."
-            )
+            json_help = "Print only the result, as one JSON object, to standard output (docs/reference/json.md)."
             absl_flags.DEFINE_boolean("json", False, json_help, flag_values=values, module_name="Result")
         for flag in _HELP:
             help_flag = _HelpFlag(flag, False, "", short_name="h" if flag == "help" else None)
@@ -197,7 +196,7 @@ def run(
             call_arguments: list[Any] = [remaining_arguments] if arguments else []
             if arguments == "RUN" and len(remaining_arguments) != 1:
                 raise InputError(
-                    f"{program} takes one directory. Received: {len(remaining_arguments)} arguments. Give the directory of a "
+                    f"{program} takes one directory. Received: {len(remaining_arguments)} arguments. Pass the directory of a "
                     "run."
                 )
             if arguments == "RUN":
@@ -214,7 +213,7 @@ def run(
             description = {"name": name, "about": about, "arguments": arguments, "examples": list(examples)}
             text = json.dumps({**description, "flags": [_flag_data(flag) for flag in _command_flags(values)]})
         else:
-            text = _help(program, _topics(values), about, arguments, examples)
+            text = _render_help(program, _topics(values), about, arguments, examples)
         with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
             print(text)
         return ExitCode.DONE
@@ -280,7 +279,7 @@ def parse(values: absl_flags.FlagValues, argv: list[str], program: str, argument
     except (absl_flags.Error, ValueError) as error:
         raise InputError(f"{_invalid_value(values, error)} {remedy}") from error
     if remaining_arguments and not arguments:
-        remedy = f"A YAML file is for --{_CONFIG}." if re.match(r"\w+: ", remaining_arguments[0]) else remedy
+        remedy = f"Pass a YAML file with --{_CONFIG}=FILE." if re.match(r"\w+: ", remaining_arguments[0]) else remedy
         raise InputError(
             f'Only flags are accepted, written --name=value. Received: "{remaining_arguments[0]}". {remedy}'
         )
@@ -307,7 +306,7 @@ def _unknown_flag(values: absl_flags.FlagValues, flag_text: str, program: str) -
 
 
 def _read_config(values: absl_flags.FlagValues, path: str, program: str) -> None:
-    """Sets the flags of a configuration file that are not set yet; a value without a text leaves its flag out."""
+    """Sets the flags of a configuration file that are not set yet; a flag whose value is empty or null is left unset."""
     for name, value in _read_yaml(path).items():
         text = _text(value)
         if name not in values or name in ("h", _CONFIG, *_HELP):
@@ -336,7 +335,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Returns a value of a configuration file as on a command line; a list has commas, and a mapping semicolons."""
+    """Returns a value as on a command line: list items are joined by commas, and the entries of a mapping by semicolons."""
     if isinstance(value, list):
         return ",".join(map(_text, value))
     if isinstance(value, dict):
@@ -353,7 +352,7 @@ def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
         topics[NO_EFFECT_HELP] = [
             ("", ", ".join(f"--{name.removeprefix('--').removeprefix('[no]')}" for name, _ in ignored_flags))
         ]
-    return {**topics, EVERY_COMMAND: [*files.items(), *HELP_LINE.items()]}
+    return {**topics, COMMON_FLAGS: [*files.items(), *HELP_LINE.items()]}
 
 
 def _command_flags(values: absl_flags.FlagValues) -> Iterator[tuple[str, absl_flags.Flag]]:
@@ -393,10 +392,10 @@ def _report(program: str, message: str, code: int) -> int:
 
 
 def flush(ignore_errors: bool = False) -> None:
-    """Flushes stdout and stderr; output without a reader is dropped.
+    """Flushes stdout and stderr; output without a reader is discarded.
 
     Args:
-      ignore_errors: whether to also drop output that cannot be written for another reason, such as a full disk.
+      ignore_errors: whether to also discard output that cannot be written for another reason, such as a full disk.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is None or getattr(stream, "closed", False):  # a program may have replaced it
@@ -410,9 +409,9 @@ def flush(ignore_errors: bool = False) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-# Flags of programs that do not define those of tfdist
+# Flags of tfdist in the environment, for programs that do not define them
 
-VARIABLE = "TFDIST_FLAGS"
+FLAGS_VARIABLE = "TFDIST_FLAGS"
 
 
 def environment_options(overrides: Mapping[str, Any]) -> RunConfig:
@@ -423,7 +422,7 @@ def environment_options(overrides: Mapping[str, Any]) -> RunConfig:
     """
     values = absl_flags.FlagValues()
     flags.define(values, RunConfig)
-    parse(values, [VARIABLE, *environment_flags()], "tfdist run", "")
+    parse(values, [FLAGS_VARIABLE, *environment_flags()], "tfdist run", "")
     config = flags.config(values, RunConfig)
     names = [field.name for field in dataclasses.fields(RunConfig)]
     for name in overrides:
@@ -438,11 +437,12 @@ def environment_flags() -> list[str]:
     Raises:
       InputError: a quote is not closed, or the text does not start with a flag.
     """
-    text = os.environ.get(VARIABLE, "")
+    text = os.environ.get(FLAGS_VARIABLE, "")
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise InputError(f"{VARIABLE} must be written as on a command line. Received: {text!r}: {error}.") from error
+        raise InputError(f"{FLAGS_VARIABLE} must be written as in a shell. Received: {text!r}: {error}.") from error
     if words and not words[0].startswith("-"):
-        raise InputError(f"{VARIABLE} must be flags, written --name=value. Received: {text!r}. Write --{words[0]}.")
+        rule = f"{FLAGS_VARIABLE} must contain flags, written --name=value"
+        raise InputError(f"{rule}. Received: {text!r}. Write --{words[0]}.")
     return words

@@ -2,7 +2,7 @@
 
 Both start from the same weights and use the same global batches. Every variable is compared after every step by
 ||a - b|| / ||b||. The weights after each of the strategy's steps are kept on the host until the reference has made the same
-step, so this needs memory for (steps + 1) copies of the model; twice that in bfloat16.
+step, so this needs memory for (steps + 1) copies of the model, and for twice as many in bfloat16.
 
 In bfloat16 a relative norm is not meaningful: a bias near zero, or a variable whose gradient is only rounding error, which
 Adam scales to full steps, may differ by 100%. In this case, the reference is also trained in float32, and differences are
@@ -68,17 +68,17 @@ class Replay(WeightSynchronizer):
     updates: Sequence[Update]  # all updates of the recorded run, in order
     placement: Sequence[int]  # see `Servers.placement`
     methods: Sequence[str]  # see `ServerSynchronizer.methods`
-    shares: int = 1  # number of workers that share a batch; 1 if each update is that of a whole batch
+    batch_parts: int = 1  # number of workers between which a batch is divided; 1 for updates of whole batches
 
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
-        """See base class. Returns the shares of all workers in turn."""
-        return strategy.distribute(lambda *_: pipeline.indexed_dataset(range(self.shares), self.shares))
+        """See base class. Yields the parts of each batch, one for each worker."""
+        return strategy.distribute(lambda *_: pipeline.indexed_dataset(range(self.batch_parts), self.batch_parts))
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
-            # Servers clip the sum of shares.
-            step_clip, sum_clip = (settings.clip, Clip()) if self.shares == 1 else (Clip(), settings.clip)
+            # Servers clip the sum of the gradients of a batch's parts.
+            step_clip, sum_clip = (settings.clip, Clip()) if self.batch_parts == 1 else (Clip(), settings.clip)
             settings = dataclasses.replace(settings, batch_size=batch_size, clip=step_clip)
             worker = tf.Variable(0)
             source = GradientSource(self.model, self.strategy, store, settings, metrics)
@@ -89,7 +89,7 @@ class Replay(WeightSynchronizer):
 
 
 class _Snapshot(NamedTuple):
-    """The weights and states after an update, and the contents of tables with a row per key."""
+    """The weights and states after an update, and the contents of embedding tables with a row for each key."""
 
     values: list[np.ndarray]
     tables: list[dict[str, np.ndarray]]
@@ -99,7 +99,7 @@ class ReplayLoop:
     """A `Loop` that keeps the weights after each of its updates, and the error feedback of each worker."""
 
     def __init__(self, replay: Replay, step: Step, worker: tf.Variable, clip: Clip):
-        """`worker` is assigned the rank of the worker whose gradient is computed; `clip` is for the sums of shares."""
+        """`worker` is assigned the rank of the worker whose gradient is computed; `clip` is for the sums over workers."""
         self._replay, self._step, self._worker, self._clip = replay, step, worker, clip
         self._initial_state = [variable.numpy() for variable in step.reducer_state]
         self._state_by_worker: dict[int, list[np.ndarray]] = {}
@@ -108,7 +108,7 @@ class ReplayLoop:
         self._tables = [layer.table for layer in keyed_layers(step.source.model)]
         run = replay.strategy.run
         self._compute = tf.function(lambda *args: run(step.compute, *args), autograph=False)
-        self._apply = tf.function(  # rows by key vary in number
+        self._apply = tf.function(  # the number of embedding rows varies
             lambda *args: run(self._apply_sum, *args), autograph=False, reduce_retracing=True
         )
 
@@ -117,12 +117,12 @@ class ReplayLoop:
     ) -> LoopResult:
         """Replays the updates of these steps."""
         first, count = int(first_step), int(steps)
-        strategy, shares = self._replay.strategy, range(self._replay.shares)
-        batches = [[split_numbers(next(iterator), strategy)[0] for _ in shares] for _ in range(count)]
+        strategy, parts = self._replay.strategy, range(self._replay.batch_parts)
+        batches = [[split_numbers(next(iterator), strategy)[0] for _ in parts] for _ in range(count)]
         snapshots = {first: self._snapshot()}
         losses, is_counted = np.full([count], np.nan), np.zeros([count], bool)
         for update in self._replay.updates[first : first + count]:
-            if update.factor:  # otherwise dropped, or not finite
+            if update.factor:  # otherwise the update was dropped, or not finite
                 step = update.ticket - first
                 losses[step], is_counted[step] = self._repeat(update, batches[step], snapshots, with_norm), True
             snapshots[update.version + 1] = self._snapshot()
@@ -139,31 +139,31 @@ class ReplayLoop:
         )
 
     def _repeat(
-        self, update: Update, shares: Sequence[Any], snapshots: Mapping[int, _Snapshot], with_norm: tf.Tensor
+        self, update: Update, parts: Sequence[Any], snapshots: Mapping[int, _Snapshot], with_norm: tf.Tensor
     ) -> float:
-        """Repeats an update, given the shares of its batch and the snapshots of all versions; returns the loss."""
+        """Repeats an update, given the parts of its batch and the snapshots of all versions; returns the loss."""
         servers, weight_count = len(update.versions) // len(update.workers), len(self._step.variables)
         results, all_states = [], []
-        for number, worker in enumerate(update.workers):
-            read = self._read([snapshots[version] for version in update.versions[number * servers :][:servers]])
+        for index, worker in enumerate(update.workers):
+            read = self._read([snapshots[version] for version in update.versions[index * servers :][:servers]])
             self._assign(read)
             self._set_worker(worker, update.loss_scale)
-            share = shares[worker if self._replay.shares > 1 else 0]
-            results.append(self._compute(share, tf.constant(update.ticket, tf.int64), with_norm))
+            part = parts[worker if self._replay.batch_parts > 1 else 0]
+            results.append(self._compute(part, tf.constant(update.ticket, tf.int64), with_norm))
             self._state_by_worker[worker] = [value.numpy() for value in results[-1].state]
             all_states.append([variable.numpy() for variable in self._variables[weight_count:]])
         states = [_mean(values) for values in zip(*all_states, strict=True)]
         values, tables = snapshots[update.version]
         new_states = self._new_states(update, read.values[weight_count:], states, values[weight_count:])
         self._assign(_Snapshot([*values[:weight_count], *new_states], tables))
-        scale = self._scale(shares, update.workers)
+        scale = self._scale(parts, update.workers)
         self._apply(results, tf.constant(scale, tf.float64), tf.constant(update.factor, tf.float64))
         return scale * sum(float(result.loss) for result in results)
 
-    def _scale(self, shares: Sequence[Any], workers: Sequence[int]) -> float:
-        """Returns the factor that makes the sum of the workers' shares the mean over their rows."""
-        rows = [int(count_rows(share)) for share in shares]
-        return sum(rows) / sum(rows[worker] for worker in workers) if self._replay.shares > 1 else 1.0
+    def _scale(self, parts: Sequence[Any], workers: Sequence[int]) -> float:
+        """Returns the factor that makes the sum of the workers' gradients the mean over their examples."""
+        sizes = [int(count_rows(part)) for part in parts]
+        return sum(sizes) / sum(sizes[worker] for worker in workers) if self._replay.batch_parts > 1 else 1.0
 
     def _apply_sum(self, results: Sequence[Any], scale: tf.Tensor, factor: tf.Tensor) -> None:
         sums = [functools.reduce(operator.add, values) for values in zip(*(r.gradients for r in results), strict=True)]
@@ -217,7 +217,7 @@ class ReplayLoop:
 
 
 def _combined(tables: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns a table with a row per key as a worker has read it, given its `export` at the version of each server."""
+    """Returns an embedding table as a worker has read it, given its `export` at the version of each server."""
     arrays = {"updates": tables[0]["updates"]}
     for name in tables[0].keys() - {"updates"}:
         keys = "candidates" if name == "candidates" else "keys"
@@ -253,7 +253,7 @@ _STEPS_PER_REPLAY = 10  # gradients are never stale in calls of one step
 NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small, relative to the model's largest, is rounding error
 
 
-_STEP_FACTS = ("step", "loss", "reference_loss", "largest_difference", "absolute_difference", "variable")
+_STEP_FIELDS = ("step", "loss", "reference_loss", "largest_difference", "absolute_difference", "variable")
 
 
 def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
@@ -265,21 +265,21 @@ def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
 
 
 def uses_roundings(config: VerifyConfig) -> bool:
-    """Returns whether differences are measured in roundings of 16 bits."""
+    """Returns whether differences are measured in roundings of 16-bit numbers."""
     return config.precision == "mixed_bfloat16" and not config.tolerance
 
 
 def verify(session: Session, print_line: Callable[[str], None]) -> dict[str, Any] | None:
     """Trains with the strategy on all processes and the reference on the chief; reports the differences of each step.
 
-    The config of the session is a `VerifyConfig`. Returns the facts of docs/reference/json.md on the chief, else None.
+    The config of the session is a `VerifyConfig`. Returns the result, as in docs/reference/json.md, on the chief, else None.
     """
     strategy, config = session.strategy, session.config
     strategy_trainer = make_trainer(session, strategy)
     if strategy.is_chief and strategy.total_devices == 1:
         warn_once(
             f"Strategy {strategy.name} has one device here, so one device is compared with itself, which shows "
-            "nothing about several. Add --devices=2, or start several processes by `tfdist launch`.",
+            "nothing about several devices. Add --devices=2, or start several processes with `tfdist launch`.",
             situation=ONE_DEVICE,
         )
     warn_about_flags(config, strategy, strategy_trainer.model)
@@ -319,22 +319,22 @@ def verify(session: Session, print_line: Callable[[str], None]) -> dict[str, Any
     if is_replayed:
         synchronizer: Any = strategy_trainer.program.synchronizer
         updates = synchronizer.updates
-        shares = strategy.training_shares[1]
-        if shares > 1 and remote.tables.keyed:
+        parts = strategy.training_shares[1]
+        if parts > 1 and remote.tables.keyed:
             raise InputError(
                 "A verification with a DynamicEmbedding repeats updates of whole batches. Received: "
-                f"--staleness={remote.staleness}, with shares. Use sync, bounded(s) or async."
+                f"--staleness={remote.staleness}, which divides batches. Use sync, bounded(s) or async."
             )
-        replay = Replay(reference.model, single, updates, remote.servers.placement, synchronizer.methods, shares)
+        replay = Replay(reference.model, single, updates, remote.servers.placement, synchronizer.methods, parts)
         reference.program.synchronizer = replay
-    noise = _noise(session, reference)
+    zero_gradient_paths = _zero_gradient_paths(session, reference)
     differing_layers = _different_by_design(session, reference.model)
     limit = tolerance(config, reference.model.optimizer)
     if is_replayed:
         max_staleness = max((update.version - min(update.versions) for update in updates if update.factor), default=0)
         print_line(
             f"One device makes the same updates from the same weights, which were up to {max_staleness} updates old."
-            + (f" {synchronizer.totals['dropped_rows']} rows were dropped." if remote.staleness.drops_shares else "")
+            + (f" Dropped {synchronizer.totals['dropped_rows']} examples." if remote.staleness.drops_shares else "")
         )
     _print_header(session, reference.model, differing_layers, limit, print_line)
     lines: list[tuple[float, float, str]] = []
@@ -342,22 +342,22 @@ def verify(session: Session, print_line: Callable[[str], None]) -> dict[str, Any
     def compare() -> None:
         values, reference_values = trace.pop(0), _values(single, reference.model)
         sizes = (
-            rounding.next(reference_values)
+            rounding.next_step_roundings(reference_values)
             if rounding
             else {path: _norm(value) or 1.0 for path, value in reference_values.items()}
         )
         deltas = {
-            path: values[path] - value if values[path].shape == value.shape else np.array(math.inf)  # of other keys
+            path: values[path] - value if values[path].shape == value.shape else np.array(math.inf)  # other keys
             for path, value in reference_values.items()
         }
         norms = {path: rounding.norm(path, value) if rounding else _norm(value) for path, value in deltas.items()}
-        path = max([p for p in deltas if p not in noise] or deltas, key=lambda p: norms[p] / sizes[p])
+        path = max([p for p in deltas if p not in zero_gradient_paths] or deltas, key=lambda p: norms[p] / sizes[p])
         lines.append((norms[path] / sizes[path], float(np.max(np.abs(deltas[path]), initial=0.0)), path))
 
     reference_calls = _run(session, reference, compare, steps_per_call)
     rows = [(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, reference_calls, lines, strict=True)]
     largest = max(difference for _, _, _, difference, *_ in rows)
-    facts = {
+    result = {
         "strategy": session.detection.strategy,
         "reason": session.detection.reason,
         "processes": strategy.cluster.size,
@@ -367,33 +367,33 @@ def verify(session: Session, print_line: Callable[[str], None]) -> dict[str, Any
         "largest_difference": largest,
         "tolerance": limit,
         "difference_unit": "roundings" if rounding else "relative",
-        "steps": [dict(zip(_STEP_FACTS, row, strict=True)) for row in rows],
-        "variables_not_compared": sorted(noise),
+        "steps": [dict(zip(_STEP_FIELDS, row, strict=True)) for row in rows],
+        "variables_not_compared": sorted(zero_gradient_paths),
         "layers_different_by_design": differing_layers,
     }
-    _print_result(facts, print_line)
-    return facts
+    _print_result(result, print_line)
+    return result
 
 
-def _print_result(facts: Mapping[str, Any], print_line: Callable[[str], None]) -> None:
-    for step in facts["steps"]:
+def _print_result(result: Mapping[str, Any], print_line: Callable[[str], None]) -> None:
+    for step in result["steps"]:
         number, a, b, difference, absolute, path = step.values()
-        mark = "" if difference <= facts["tolerance"] else "  <- exceeds the tolerance"
+        mark = "" if difference <= result["tolerance"] else "  <- exceeds the tolerance"
         print_line(f"{number:5d}  {a:<14.8g} {b:<14.8g} {difference:9.2e} {absolute:9.2e}  {path}{mark}")
-    for path in facts["variables_not_compared"]:
+    for path in result["variables_not_compared"]:
         print_line(f"Not compared: {path}, whose true gradient is zero: its differences are rounding errors.")
-    equal = facts["replicas_equal"]
+    equal = result["replicas_equal"]
     print_line(
         "Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit."
     )
     print_line(
-        f"{'Equal' if facts['equal'] else 'NOT EQUAL'}: the largest difference is {facts['largest_difference']:.2e} "
-        f"{facts['difference_unit']}; the tolerance {facts['tolerance']:.0e}."
+        f"{'Equal' if result['equal'] else 'NOT EQUAL'}: the largest difference is {result['largest_difference']:.2e} "
+        f"{result['difference_unit']}; the tolerance {result['tolerance']:.0e}."
     )
 
 
 class _Rounding:
-    """The effect of 16 bits on the training of one device, step by step."""
+    """The effect of 16-bit computation on training on one device, step by step."""
 
     def __init__(self, session: Session, single: Strategy):
         policy = keras.config.dtype_policy()
@@ -407,7 +407,7 @@ class _Rounding:
         _run(exact_session, trainer, lambda: self._steps.append(_values(single, trainer.model)))
         keras.config.set_dtype_policy(policy)
 
-    def next(self, values: dict[str, np.ndarray]) -> dict[str, float]:
+    def next_step_roundings(self, values: dict[str, np.ndarray]) -> dict[str, float]:
         """Returns for each variable the difference between 16 and 32 bits after the next step.
 
         The difference relative to the change since the first step is at least its median over all variables.
@@ -435,7 +435,7 @@ class _Rounding:
 
 
 class Call(NamedTuple):
-    """A call of the loop: the step after it, its number of steps, and their mean loss."""
+    """A call of the compiled loop: the step after it, its number of steps, and their mean loss."""
 
     step: int
     steps: int
@@ -497,7 +497,7 @@ def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
     return False not in strategy.group.gather("verify/equal", are_equal, deadline=REFERENCE_SECONDS)
 
 
-def _noise(session: Session, reference: Trainer) -> set[str]:
+def _zero_gradient_paths(session: Session, reference: Trainer) -> set[str]:
     """Returns the paths of variables whose true gradient is zero, by the model's table or by measurement."""
     model = reference.model
     patterns = models.zero_gradient_patterns(session.config.model)
@@ -528,7 +528,7 @@ def _print_header(
     print_line(f"{session.detection.reason}")
     for path in differing_layers:
         print_line(
-            f"Differs by design: {path} draws numbers or takes statistics for each replica; do not expect equality."
+            f"Differs by design: {path} uses random numbers or statistics of each replica, so results are not equal."
         )
     if uses_roundings(session.config):
         print_line(

@@ -12,7 +12,7 @@ from tfdist.config.job_config import RunConfig
 from tfdist.distribution import factory, tf_distribute
 from tfdist.distribution.strategy import Strategy, strategy_in_use
 from tfdist.errors import InputError, names_arguments
-from tfdist.gradients.compression import check
+from tfdist.gradients.compression import check as check_compression
 
 Model = TypeVar("Model", bound=keras.Model)
 
@@ -36,7 +36,7 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
 
     Args:
       model: a Keras model, which need not be built or compiled yet.
-      strategy: strategy in whose scope it was created; by default it is detected.
+      strategy: strategy in whose scope the model was created; detected by default.
       **options: flags of `tfdist run`, such as `compression="fp16"`, which override those in the environment
         variable TFDIST_FLAGS.
 
@@ -50,14 +50,14 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
         raise InputError(f"tfdist.distribute takes a keras.Model. Received: {model!r:.60}, a {type(model).__name__}.")
     if strategy is not None and not isinstance(strategy, Strategy | tf.distribute.Strategy):
         raise InputError(
-            f"`strategy` must be an object. Received: {strategy!r:.60}. Load it with tfdist.load_strategy, and create the "
-            "model in its scope."
+            f"`strategy` must be a strategy instance. Received: {strategy!r:.60}. Create one with tfdist.load_strategy, and "
+            "create the model in its scope."
         )
     config = command.environment_options(options)
-    check(config.compression)
+    check_compression(config.compression)
     if keras_fit.distribution_of(model) is not None:
         raise InputError(
-            f"A model can be distributed only once. Received: {model.name}, which is already distributed. Leave out "
+            f"A model can be distributed only once. Received: {model.name}, which is already distributed. Remove "
             "the second call."
         )
     if config.precision not in ("float32", model.dtype_policy.name):
@@ -70,7 +70,7 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
     if isinstance(model_strategy, Strategy) and model_strategy.optimizer_shards.parts > 1:
         raise InputError(
             "Keras's own fit needs the full optimizer state on each replica. Received: a strategy with shard='optimizer'. "
-            "Leave out shard, or use tfdist.Trainer."
+            "Remove shard, or use tfdist.Trainer."
         )
     keras_fit.attach(model, keras_fit.Distributed(model, model_strategy, config))
     return model
@@ -85,4 +85,4 @@ def _strategy_of(model: keras.Model, config: RunConfig) -> Strategy:
     if tf.distribute.has_strategy() or engine is not tf.distribute.get_strategy():
         matching = [strategy for strategy in strategies if getattr(strategy, "engine", None) is engine]
         return matching[0] if matching else tf_distribute.strategy_of_engine(engine, config.start_timeout_seconds)
-    return strategies[-1] if strategies else open_strategy.load(config)
+    return strategies[-1] if strategies else open_strategy.start_strategy(config)

@@ -28,8 +28,8 @@ class ProgramResult(NamedTuple):
     seconds: float  # duration
 
 
-class Children(CapturedJobs):
-    """Runs modules of tfdist, one at a time; removes all processes and files on exit."""
+class ModuleRunner(CapturedJobs):
+    """Runs modules of tfdist in processes, one module at a time. Removes all processes and files on exit."""
 
     def __init__(self) -> None:
         super().__init__("tfdist-doctor-")
@@ -39,10 +39,10 @@ class Children(CapturedJobs):
         module: str,
         arguments: Sequence[str],
         processes: int,
-        seconds: float,
+        timeout_seconds: float,
         variables: Mapping[str, str] | None = None,
     ) -> ProgramResult:
-        """Runs `python -m MODULE ...` in the processes of a job, which are killed after `seconds`, and waits for them.
+        """Runs `python -m MODULE ...` in the processes of a job, waits for them, and kills them after `timeout_seconds`.
 
         `variables` are added to the environment.
         """
@@ -51,7 +51,7 @@ class Children(CapturedJobs):
         environment = {**os.environ, **(variables or {})}
         with self.new_directory() as logs:
             try:
-                outcome = self.run(job, logs, lambda rank: command, environment, [deadline(seconds)])
+                outcome = self.run(job, logs, lambda rank: command, environment, [deadline(timeout_seconds)])
             except (TfdistError, OSError) as error:  # the program could not be started
                 outcome = Outcome(ExitCode.FAILED, str(error))
             text = read_log(outcome.log or logs / "rank-0.log")
@@ -87,20 +87,20 @@ class Frameworks(NamedTuple):
         if test.library not in self.horovod["libraries"]:
             return Finding(Status.MISSING, f"Horovod was built without {test.library}", add_build_tools(test.install))
         if test.library == "MPI" and not self.horovod["starts_without_mpirun"]:
-            text = f"not tried: only mpirun can start {self.horovod['mpi_library']}"
+            text = f"not tested: processes that use {self.horovod['mpi_library']} can be started only by mpirun"
             return Finding(Status.MISSING, text, f"{add_build_tools(test.install)} --force")
         return None
 
 
-def probe(children: Children, seconds: float) -> tuple[Frameworks, list[Finding]]:
+def probe(runner: ModuleRunner, timeout_seconds: float) -> tuple[Frameworks, list[Finding]]:
     """Imports TensorFlow and Horovod in other processes, each with a deadline in seconds."""
     problem, remedy = keras_backend.problem(), keras_backend.REMEDY
     devices: list[str] = []
     if not problem:
-        program = children.run_module("tfdist.cli.tensorflow_probe", (), 1, seconds)
+        program = runner.run_module("tfdist.cli.tensorflow_probe", (), 1, timeout_seconds)
         devices, problem = [] if program.code else last_json_object(program.text)["gpus"], program.reason
         remedy = "pip install --force-reinstall tensorflow keras"
-    horovod, horovod_problem = (None, None) if problem else _horovod(children, seconds)
+    horovod, horovod_problem = (None, None) if problem else _horovod(runner, timeout_seconds)
     findings = [_device_finding(devices), *_horovod_findings(horovod), *filter(None, [horovod_problem])]
     if problem:
         findings = [Finding(Status.FAILED, f"TensorFlow and Keras cannot be used: {problem}", remedy)]
@@ -126,10 +126,10 @@ def _has_horovod() -> bool:
     return importlib.util.find_spec("horovod") is not None
 
 
-def _horovod(children: Children, seconds: float) -> tuple[dict[str, Any] | None, Finding | None]:
+def _horovod(runner: ModuleRunner, timeout_seconds: float) -> tuple[dict[str, Any] | None, Finding | None]:
     if not _has_horovod():
         return None, None
-    program = children.run_module("tfdist.cli.horovod_probe", [str(_PROCESSES)], 1, seconds)
+    program = runner.run_module("tfdist.cli.horovod_probe", [str(_PROCESSES)], 1, timeout_seconds)
     if program.code:
         remedy = _REBUILD_FOR_OLD_CPUS if program.code == _SIGILL_CODE else _REBUILD
         return None, Finding(Status.FAILED, f"Horovod cannot be imported: {program.reason}", add_build_tools(remedy))
@@ -143,7 +143,7 @@ def _horovod_findings(horovod: Mapping[str, Any] | None) -> list[Finding]:
     choice = horovod["automatic"]
     if not choice["library"]:
         return [Finding(Status.WARNING, choice["reason"])]
-    text = f"for {_PROCESSES} processes here, --communication=auto takes {choice['library']}, {choice['reason']}"
+    text = f"for {_PROCESSES} processes here, --communication=auto selects {choice['library']}, {choice['reason']}"
     return [Finding(Status.OK, f"Horovod was built with {', '.join(names)}"), Finding(Status.OK, text)]
 
 
@@ -180,7 +180,7 @@ class SmokeTestResult(NamedTuple):
         text = "  ".join([f"{', '.join(parts):<39}", *duration, self.reason]).rstrip()
         return Finding(self.status, text, self.remedy or hint)
 
-    def facts(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the result as JSON values."""
         test = self.test
         return {
@@ -198,19 +198,19 @@ class SmokeTestResult(NamedTuple):
 
 
 def run_smoke_tests(
-    children: Children, frameworks: Frameworks, names: Sequence[str], seconds: float
+    runner: ModuleRunner, frameworks: Frameworks, names: Sequence[str], timeout_seconds: float
 ) -> Iterator[SmokeTestResult]:
     """Runs the smoke tests of strategies, each with a deadline in seconds."""
     for declaration in (entry for entry in DECLARATIONS if entry.name in names):
         if not declaration.smoke_tests:
-            reason = f"not tried here: it runs on {declaration.help}"
+            reason = f"not tested here: it runs on {declaration.help}"
             yield SmokeTestResult(declaration.name, None, Status.MISSING, reason)
         for test in declaration.smoke_tests:
-            yield _run_smoke_test(children, frameworks, declaration.name, test, seconds)
+            yield _run_smoke_test(runner, frameworks, declaration.name, test, timeout_seconds)
 
 
 def _run_smoke_test(
-    children: Children, frameworks: Frameworks, strategy: str, test: SmokeTest, seconds: float
+    runner: ModuleRunner, frameworks: Frameworks, strategy: str, test: SmokeTest, timeout_seconds: float
 ) -> SmokeTestResult:
     """Runs `tfdist verify` on an engine, unless a requirement is missing."""
     if missing_requirement := frameworks.missing_requirement(test):
@@ -218,7 +218,7 @@ def _run_smoke_test(
     arguments = [*_ARGUMENTS, *_flags(strategy, test)]
     # GPUs are hidden if there are too few for the replicas.
     variables = {"CUDA_VISIBLE_DEVICES": "-1"} if 0 < frameworks.gpus < test.processes * test.devices else {}
-    program = children.run_module(_MODULE, [*arguments, "--json"], test.processes, seconds, variables)
+    program = runner.run_module(_MODULE, [*arguments, "--json"], test.processes, timeout_seconds, variables)
     launch = f"tfdist launch --processes={test.processes} -- " if test.processes > 1 else ""
     command = f"{launch}{_MODULE.replace('.', ' ')} {shlex.join(arguments)}"
     status = Status.FAILED if program.code else Status.OK

@@ -1,4 +1,4 @@
-"""Findings of `tfdist doctor`, and those about this machine: versions, hardware, limits, variables, network."""
+"""Defines findings of `tfdist doctor`, and reports the versions, hardware, limits, variables and network of this machine."""
 
 import contextlib
 import enum
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import tfdist
-from tfdist.cli.horovod_build import PATCHED
+from tfdist.cli.horovod_build import PATCHED_VERSION
 from tfdist.cluster.affinity import cpu_quota
 from tfdist.cluster.environment import describe, detect_cluster, hint
 from tfdist.coordination.job_token import INSECURE_VARIABLE, LOOPBACK, MIN_TOKEN_LENGTH, is_loopback, user_token
@@ -28,18 +28,18 @@ from tfdist.reporting.environment import versions
 
 
 class Status(enum.StrEnum):
-    """The meaning of a finding."""
+    """The status of a finding."""
 
     OK = "ok"
     WARNING = "warning"  # works, but may fail later or elsewhere
-    MISSING = "missing"  # not installed
+    MISSING = "missing"  # not installed, or not available on this machine
     FAILED = "failed"  # installed, and does not work
 
 
 class Finding(NamedTuple):
     """A line of the report."""
 
-    status: Status  # meaning of the finding
+    status: Status  # status of the component or limit
     text: str  # one line
     remedy: str = ""  # a command or instruction that fixes a problem; may be empty
 
@@ -54,7 +54,7 @@ def warning_or_ok(problem: str, remedy: str, otherwise: str) -> Finding:
 
 
 _PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
-_HOROVOD, _INSTALL_HOROVOD = "horovod", "tfdist install_horovod"
+_HOROVOD, _INSTALL = "horovod", "tfdist install_horovod"
 
 
 def versions_section() -> list[Finding]:
@@ -80,9 +80,9 @@ def versions_section() -> list[Finding]:
             is_supported = specifier.contains(version, prereleases=True)
             findings.append(_version_finding(title, version, is_supported, str(specifier), remedy))
     if version := installed_versions.get(_HOROVOD):
-        findings.append(_version_finding("Horovod", version, version == PATCHED, PATCHED, _INSTALL_HOROVOD))
+        findings.append(_version_finding("Horovod", version, version == PATCHED_VERSION, PATCHED_VERSION, _INSTALL))
     else:
-        findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL_HOROVOD))
+        findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL))
     return findings
 
 
@@ -102,7 +102,7 @@ def _metadata_field(field: str) -> list[str]:
 
 _MEMORY_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")  # cgroup v2
 _SHARED_MEMORY = "/dev/shm"
-_MIN_FREE_MEMORY = 2 << 30  # a process with TensorFlow takes 0.5 GiB before it has a model
+_MIN_FREE_MEMORY = 2 << 30  # a TensorFlow process needs 0.5 GiB even before a model is created
 _MIN_FREE_SHARED_MEMORY = 128 << 20  # containers have 64 MiB by default
 _MIN_FREE_DISK = 1 << 30
 
@@ -119,32 +119,30 @@ def hardware_section() -> list[Finding]:
     return [
         Finding(Status.OK, cores),
         warning_or_ok(
-            f"only {byte_size(free)} of memory are free: a process with TensorFlow takes 0.5 GiB before it has a model"
+            f"only {byte_size(free)} of memory is free; a TensorFlow process needs 0.5 GiB even before a model is created"
             if free < _MIN_FREE_MEMORY
             else "",
-            "End other programs, or raise the container's limit.",
+            "Stop other programs, or raise the container's limit.",
             memory_text,
         ),
         _space_finding(
-            _SHARED_MEMORY, _MIN_FREE_SHARED_MEMORY, "Free space there, or start the container with --shm-size=1g."
+            _SHARED_MEMORY, _MIN_FREE_SHARED_MEMORY, "Free up space there, or start the container with --shm-size=1g."
         ),
-        _space_finding(os.getcwd(), _MIN_FREE_DISK, "Free space there, or pass an --output_dir elsewhere."),
+        _space_finding(os.getcwd(), _MIN_FREE_DISK, "Free up space there, or pass an --output_dir elsewhere."),
     ]
 
 
 def _space_finding(path: str, minimum: int, remedy: str) -> Finding:
     if not os.access(path, os.W_OK):
-        return Finding(
-            Status.WARNING, f"{path} cannot be written", f"Make {path} a directory that this user may write."
-        )
+        return Finding(Status.WARNING, f"{path} is not writable", f"Give this user write permission for {path}.")
     free = shutil.disk_usage(path).free
-    problem = f"only {byte_size(free)} are free in {path}" if free < minimum else ""
+    problem = f"only {byte_size(free)} is free in {path}" if free < minimum else ""
     return warning_or_ok(problem, remedy, f"{byte_size(free)} free in {path}")
 
 
 _PROCESS_LIMIT = pathlib.Path("/sys/fs/cgroup/pids.max")
 _MIN_FILES = 1024
-_MIN_PROCESSES = 1024  # including threads; a process with TensorFlow has dozens
+_MIN_PROCESSES = 1024  # including threads; a TensorFlow process has dozens
 
 
 def limits_section() -> list[Finding]:
@@ -152,10 +150,10 @@ def limits_section() -> list[Finding]:
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
     files, processes = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
     processes = min(processes, container_limit(_PROCESS_LIMIT) or math.inf)
-    more_processes = "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)"
+    remedy = "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)"
     return [
         _limit_finding(files, _MIN_FILES, "files may be open", "ulimit -n 65536", "open files"),
-        _limit_finding(processes, _MIN_PROCESSES, "processes and threads", more_processes, "processes and threads"),
+        _limit_finding(processes, _MIN_PROCESSES, "processes and threads are allowed", remedy, "processes and threads"),
     ]
 
 
@@ -206,12 +204,12 @@ def _launcher(environment: Mapping[str, str]) -> Finding:
     return Finding(Status.OK, f"{describe(cluster)}{hint(environment)}")
 
 
-_LOOPBACK_TIMEOUT_SECONDS = 5.0  # for a message over the loopback
+_LOOPBACK_TIMEOUT_SECONDS = 5.0  # for a message over the loopback interface
 _INTERFACE_VARIABLE = "HOROVOD_GLOO_IFACE"
 
 
 def network_section(environment: Mapping[str, str]) -> list[Finding]:
-    """Returns the state of the network; even engines on one host need the loopback."""
+    """Returns the state of the network; even engines on one host need the loopback interface."""
     name, problem, interfaces = socket.gethostname(), loopback_problem(), psutil.net_if_addrs()
     loopback = Finding(Status.OK, f"ports of {LOOPBACK} can be bound and reached")
     if problem:
@@ -226,13 +224,13 @@ def network_section(environment: Mapping[str, str]) -> list[Finding]:
     ]
     gloo_interface = environment.get(_INTERFACE_VARIABLE)
     if gloo_interface and gloo_interface not in interfaces:
-        text = f"{_INTERFACE_VARIABLE} names {gloo_interface}, an interface which this host does not have"
+        text = f"{_INTERFACE_VARIABLE} names {gloo_interface}, an interface that this host does not have"
         findings.append(Finding(Status.WARNING, text, f"unset {_INTERFACE_VARIABLE}"))
     return findings
 
 
 def loopback_problem() -> str:
-    """Returns why a message cannot be sent over the loopback; empty if it can."""
+    """Returns why a message cannot be sent over the loopback interface; empty if it can."""
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
             server.settimeout(_LOOPBACK_TIMEOUT_SECONDS)
@@ -257,12 +255,12 @@ def _name_finding(name: str, addresses: list[str]) -> Finding:
     if not addresses:
         return Finding(
             Status.WARNING,
-            f"the host name {name} cannot be resolved, which jobs over several hosts need",
+            f"the host name {name} cannot be resolved; jobs on several hosts require this",
             f"Add a line with this host's address and {name} to /etc/hosts.",
         )
-    text = f"the host name {name} is {', '.join(addresses)}"
+    text = f"the host name {name} resolves to {', '.join(addresses)}"
     if all(map(is_loopback, addresses)):
-        text += ", which other hosts cannot reach: use an address of an interface in --coordinator"
+        text += ", which other hosts cannot reach: in --coordinator, use the address of a network interface"
     return Finding(Status.OK, text)
 
 
@@ -277,11 +275,11 @@ def _token(environment: Mapping[str, str]) -> Finding:
         token = user_token(environment)
     except InputError as error:
         return Finding(Status.WARNING, str(error))
-    insecure = " (insecure ones are allowed)" if environment.get(INSECURE_VARIABLE) else ""
+    insecure = " (jobs without a token are allowed)" if environment.get(INSECURE_VARIABLE) else ""
     if not token:
-        return Finding(Status.OK, f"no token, which only jobs over several hosts need{insecure}")
+        return Finding(Status.OK, f"no token is set; only jobs on several hosts need one{insecure}")
     if len(token) >= MIN_TOKEN_LENGTH:
-        return Finding(Status.OK, "a token for jobs over several hosts")
-    problem = f"the token has {len(token)} characters; jobs over several hosts need {MIN_TOKEN_LENGTH}"
-    remedy = "Make a longer one: python -c 'import secrets; print(secrets.token_hex(32))'"
+        return Finding(Status.OK, "a token for jobs on several hosts is set")
+    problem = f"the token has {len(token)} characters; jobs on several hosts need {MIN_TOKEN_LENGTH}"
+    remedy = "Create a longer one: python -c 'import secrets; print(secrets.token_hex(32))'"
     return Finding(Status.WARNING, problem, remedy)

@@ -25,7 +25,7 @@ class ProcessContext(NamedTuple):
 
 
 def detect_context(config: Any, environment: Mapping[str, str] = os.environ) -> ProcessContext:
-    """Detects the context of this process; raises `InputError` if its sources are inconsistent."""
+    """Detects the context of this process; raises `InputError` if its variables are inconsistent."""
     coordinator = {"TFDIST_COORDINATOR": config.coordinator} if config.coordinator else {}
     environment = job_token.add_token_flags({**environment, **coordinator}, config.token_file, config.insecure)
     return ProcessContext(environment, detect_cluster(environment))
@@ -38,7 +38,7 @@ def check_cluster(config: Any, context: ProcessContext) -> ProcessContext:
       InputError: the job or the other flags are not valid for the strategy.
     """
     if ":" in config.strategy or (config.strategy == AUTO and not config.devices):
-        return context  # only the import of a user's strategy tells its declaration, and only TensorFlow the number of devices
+        return context  # the declaration of a user's strategy, or the number of devices, requires TensorFlow
     detection = detect(context.environment, config.strategy, config.devices, cluster=context.cluster)
     strategy = strategy_declaration(detection.strategy)
     if strategy.name != config.strategy:  # otherwise it is checked with the other flags

@@ -1,4 +1,4 @@
-"""The evaluator of a training job, which evaluates each checkpoint on one device while training goes on.
+"""Implements the evaluator of a training job, which evaluates each checkpoint on one device during training.
 
 It is not a member of the job's group: it reads the directory of the run, and adds records to evaluations.jsonl.
 """
@@ -47,8 +47,8 @@ def main(config: TrainConfig) -> int:
         return ExitCode.DONE
     environment = without_sources(os.environ)
     check_data(config, detect_context(config, environment))
-    is_recording = threading.Lock()  # SIGTERM leaves no incomplete record
-    with _exit_on_sigterm(is_recording):
+    record_lock = threading.Lock()  # SIGTERM leaves no incomplete record
+    with _exit_on_sigterm(record_lock):
         load_tensorflow()  # imported late, after parsing flags
         from tfdist.cli import run, trained_run
         from tfdist.reporting import python_logging
@@ -57,7 +57,7 @@ def main(config: TrainConfig) -> int:
         train_config = trained_run.adapt_flags(
             dataclasses.asdict(config), directory.path, EvaluateConfig(strategy=REFERENCE, safe_mode=False)
         )
-        if not config.ema:  # the averages are part of the optimizer's state; otherwise none of it is built
+        if not config.ema:  # without averages, which are part of the optimizer's state, none of that state is needed
             train_config = replace_fields(train_config, optimizer="sgd", momentum_correction=False)
         with (
             python_logging.setup(0, directory.logs / f"{EVALUATOR}.log", EVALUATOR),
@@ -68,9 +68,9 @@ def main(config: TrainConfig) -> int:
             if session.data.test is None:
                 raise InputError(
                     f"An evaluator needs a data set with test examples. Received: {session.data.name}, which has none. "
-                    "Leave the evaluator out."
+                    "Start the job without an evaluator."
                 )
-            evaluator = CheckpointEvaluator(config, directory, trainer, session.data, is_recording)
+            evaluator = CheckpointEvaluator(config, directory, trainer, session.data, record_lock)
             with contextlib.closing(evaluator):
                 evaluator.run(CheckpointWatcher(directory, dataclasses.asdict(config), job_name))
     return ExitCode.DONE
@@ -80,11 +80,11 @@ def check(config: TrainConfig, job_name: str) -> None:
     """Raises `InputError` if the flags are not those of a run with checkpoints in a known directory."""
     has_checkpoints = any(config.parsed.checkpoint_every) or config.best
     problems = {
-        f"evaluates a run. Received: --find={config.find}. Leave it out": config.find,
-        "needs the directory of the run. Received: no --output_dir. Add --output_dir": not config.output_dir,
+        f"evaluates a single run, not a search. Received: --find={config.find}. Remove --find": config.find,
+        "needs the directory of the run. Received no --output_dir. Add --output_dir": not config.output_dir,
         "needs checkpoints. Received: --checkpoint_every=0. Add --checkpoint_every": not has_checkpoints,
-        "does not know when the earlier run has been deleted, unless tfdist launch starts it. Received: --overwrite. Start it "
-        "without": config.overwrite and not job_name,
+        "cannot know when the earlier run has been deleted, unless `tfdist launch` starts the evaluator. Received: "
+        "--overwrite. Start the evaluator without --overwrite": config.overwrite and not job_name,
     }
     for problem, is_invalid in problems.items():
         if is_invalid:
@@ -92,15 +92,15 @@ def check(config: TrainConfig, job_name: str) -> None:
 
 
 @contextlib.contextmanager
-def _exit_on_sigterm(is_recording: threading.Lock) -> Iterator[None]:
+def _exit_on_sigterm(record_lock: threading.Lock) -> Iterator[None]:
     """Makes SIGTERM end this process with code 0 at once, even during an evaluation, which a restart repeats."""
 
-    def leave(number: int) -> None:
-        with is_recording:
-            signals.print_line(f"The evaluator ends: received {signal.Signals(number).name}.", sys.stderr)
+    def end(number: int) -> None:
+        with record_lock:
+            signals.print_line(f"The evaluator exits: received {signal.Signals(number).name}.", sys.stderr)
             os._exit(ExitCode.DONE)
 
-    with signals.handle_signals({signal.SIGTERM: leave}) if signals.can_set_handlers() else contextlib.nullcontext():
+    with signals.handle_signals({signal.SIGTERM: end}) if signals.can_set_handlers() else contextlib.nullcontext():
         yield
 
 
@@ -114,7 +114,7 @@ class CheckpointWatcher:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has finished, with all of its checkpoints."""
+        """Whether the run has finished and all of its checkpoints are written."""
         return bool(resume.finished_message(resume.AUTO, self._directory, self._flags, self._job_name))
 
     def new_checkpoints(self) -> list[StoragePath]:
@@ -134,14 +134,14 @@ class CheckpointWatcher:
 class CheckpointEvaluator:
     """Evaluates checkpoints with a built trainer on one device, and records the results in the directory of the run.
 
-    Holds the lock `is_recording` while a record is written.
+    Holds the lock `record_lock` while a record is written.
     """
 
     config: TrainConfig
     directory: RunDirectory
     trainer: "Trainer"
     data: "DataSet"
-    is_recording: threading.Lock
+    record_lock: threading.Lock
     # Created with the first record, because a run begins in an empty directory.
     reporters: "list[Reporter]" = dataclasses.field(default_factory=list)
 
@@ -162,7 +162,7 @@ class CheckpointEvaluator:
         curves.close("done")
 
     def evaluate(self, path: StoragePath) -> None:
-        """Evaluates a checkpoint and records the results; logs a line if it cannot be read, because it was removed."""
+        """Evaluates a checkpoint and records the results; logs a message if it cannot be read, such as after its removal."""
         try:
             self.trainer.load_weights(path, with_optimizer=bool(self.config.ema))
         except CheckpointError as error:
@@ -183,7 +183,7 @@ class CheckpointEvaluator:
         step = self.trainer.step
         epoch = self.trainer.train_state.examples_used / self.data.train.size
         record = {"kind": EVAL, "step": step, "epoch": epoch, "time": time.time(), **results}
-        with self.is_recording:
+        with self.record_lock:
             if not self.reporters:
                 self.reporters.append(MetricsFile(self.directory.evaluations))
                 if any(logger.name == TENSORBOARD for logger in self.config.parsed.loggers):

@@ -20,7 +20,7 @@ _DEFINE: dict[type, Callable[..., Any]] = {
 
 
 class TextParser(absl_flags.ArgumentParser[str]):
-    """Parses a text, and has its properties for help and configuration files.
+    """Parses a flag that is a text, and has the properties that help and configuration files need.
 
     Attributes:
       choices: allowed texts; empty for any.
@@ -55,7 +55,7 @@ def define_flag(
     help_text: str,
     choices: tuple[str, ...] = (),
 ) -> None:
-    """Defines a flag of a kind, by default a text."""
+    """Defines a flag of type bool, int or float, or a text for any other `kind`."""
     # absl groups flags by the module that defines them, while the help groups them by topic.
     options: dict[str, Any] = {"flag_values": flag_values, "module_name": topic}
     if define_number := _DEFINE.get(kind):

@@ -1,4 +1,4 @@
-"""The build of Horovod: version, patches, tools, environment variables.
+"""Prepares the build of Horovod: checks its tools, patches its source, and sets its environment variables.
 
 pip cannot build Horovod's last release with current versions of TensorFlow: its XLA bridge includes headers that no
 longer exist. The first patch removes the bridge. Others let a wheel find the MPI library of its environment, let horovodrun
@@ -27,7 +27,7 @@ from tfdist.errors import InputError, TfdistError
 
 VERSION = "0.28.1"
 SDIST = f"horovod-{VERSION}.tar.gz"
-PATCHED = f"{VERSION}+tfdist.6"  # version of the patched release; change it together with the patches
+PATCHED_VERSION = f"{VERSION}+tfdist.6"  # version of the patched release; change it together with the patches
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 # (file, line that occurs in it exactly once, replacement)
@@ -103,13 +103,13 @@ MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)
         "      MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,\n",
         "      AllreduceInPieces(sendbuf, buffer_data, num_elements,\n",
     ),
-    # A second `init` crashes: it sets defaults at positions that a setting of the environment has removed.
+    # A second `init` crashes: it assigns defaults to parameters that an environment variable fixes, which are not in the list.
     (
         "horovod/common/parameter_manager.cc",
         "    v[index_[variable]] = value;\n",
         "    if (fixed_values_.count(variable)) return;\n    v[index_[variable]] = value;\n",
     ),
-    ("horovod/__init__.py", f"__version__ = '{VERSION}'\n", f"__version__ = '{PATCHED}'\n"),
+    ("horovod/__init__.py", f"__version__ = '{VERSION}'\n", f"__version__ = '{PATCHED_VERSION}'\n"),
 )
 
 # Horovod's setup.py needs an older setuptools, and Horovod's dependencies, on the PYTHONPATH of the build only.
@@ -136,7 +136,7 @@ class Build:
         python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
         machine = f"{platform.system().lower()}-{platform.machine()}"
         variant = ("-gpu" if self.gpu else "") + (f"-{mpi_family()}" if self.mpi else "")
-        return f"horovod-{PATCHED}-tensorflow-{self.tensorflow}-{python}-{machine}{variant}"
+        return f"horovod-{PATCHED_VERSION}-tensorflow-{self.tensorflow}-{python}-{machine}{variant}"
 
     @property
     def transports(self) -> frozenset[str]:
@@ -160,7 +160,8 @@ def check_tools(build: Build) -> None:
         tools += [("mpicxx", find_mpicxx(), "libmpich-dev or libopenmpi-dev, or run `pip install mpich`")]
     for tool, location, package in tools:
         if not location:
-            raise InputError(f"Horovod's build needs {tool}. Received: none. Install the Debian package {package}.")
+            rule = f"Building Horovod requires {tool}, which was not found."
+            raise InputError(f"{rule} Install the Debian package {package}.")
 
 
 def find_mpicxx() -> str | None:
@@ -270,17 +271,17 @@ def last_error(text: str) -> str:
 
 
 def make_private(folder: pathlib.Path) -> None:
-    """Creates a directory of the cache and its parents, unless it exists. A new one is accessible to this user only.
+    """Creates a directory of the cache and its parents, unless it exists. A new directory is accessible to this user only.
 
     Raises:
-      InputError: it belongs to another user, or others can write to it.
-      OSError: it cannot be created.
+      InputError: the directory belongs to another user, or others can write to it.
+      OSError: the directory cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise InputError(
-            "The cache must be a directory that you own and no one else can write, because code is installed from there. "
-            f"Received: {folder}, of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}. Run: "
-            f"chmod go-w {folder}, or pass another --cache_dir."
+            "The cache must be a directory that you own and that no one else can write to, because code is installed from "
+            f"there. Received: {folder}, owned by user {status.st_uid}, with mode {stat.S_IMODE(status.st_mode):04o}. "
+            f"Run: chmod go-w {folder}, or pass another --cache_dir."
         )

@@ -16,7 +16,7 @@ from tfdist.errors import InputError
 
 
 def describe(processes: int) -> dict[str, object]:
-    """Returns the facts for a job with this number of processes on this host."""
+    """Returns the libraries, and the choice for a job with this number of processes on this host."""
     built = {"Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built(), "MPI": hvd.mpi_built()}
     mpi = horovod_rendezvous.mpi_library()
     try:

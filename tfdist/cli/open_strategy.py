@@ -24,14 +24,14 @@ from tfdist.reporting.environment import versions
 
 
 def choose(config: Any, context: ProcessContext) -> Detection:
-    """Returns the strategy of the context; chooses one if there is none."""
+    """Returns the context's choice of strategy; makes the choice if the context has none."""
     if context.detection:
         return context.detection
     devices = config.devices or max(len(tf.config.list_physical_devices("GPU")), 1)
     return detect(context.environment, config.strategy, devices, declaration(config.strategy), context.cluster)
 
 
-def load(config: Any) -> Strategy:
+def start_strategy(config: Any) -> Strategy:
     """Starts the configured strategy for the rest of a program, which may handle lost ranks itself."""
     context = detect_context(config)
     detection = choose(config, context)
@@ -52,10 +52,10 @@ def running_strategy(
 
     The outcome of the body is reported to the other processes. If one of them is lost, this process exits with code 5.
 
-    A finished process waits for the others, by default without a limit. `more_options` are those of the strategy.
+    A finished process waits for the others, by default without a limit. `more_options` are further options of the strategy.
 
     Yields:
-      The configuration, with the name of the strategy instead of "auto"; this name and the reason of the choice; the strategy.
+      The configuration, with the name of the strategy instead of "auto"; this name and the reason for the choice; the strategy.
     """
     context = context or detect_context(config)
     detection = choose(config, context)
@@ -63,7 +63,7 @@ def running_strategy(
     if not context.detection:  # else the flags have been checked
         check_strategy(config, declaration(detection.strategy))
     options = {**_options(config, detection), **more_options}
-    # Losses are handled from the start of the group, because an engine may wait forever for a lost peer at startup.
+    # Lost peers are handled as soon as the group has started, because an engine may wait forever for a lost peer at startup.
     with ExitStack() as stack:
 
         def handle_failures(group: Group, cluster: Cluster) -> None:
@@ -81,7 +81,7 @@ def running_strategy(
         except Preempted:
             strategy.group.barrier("end", deadline=end_timeout_seconds)
             raise
-        # Who finishes early waits; otherwise the last collectives of the others would fail.
+        # A process that finishes early waits; otherwise the last collectives of the others would fail.
         strategy.group.barrier("end", deadline=end_timeout_seconds)
     strategy.close()
 
@@ -102,6 +102,6 @@ def _options(config: Any, detection: Detection) -> dict[str, Any]:
     return options
 
 
-def hosts(strategy: Strategy) -> list[str]:
+def host_names(strategy: Strategy) -> list[str]:
     """Returns the host name of each process, ordered by rank; every process must call it."""
     return strategy.group.gather("hosts", socket.gethostname())

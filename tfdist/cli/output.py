@@ -19,25 +19,25 @@ class Output:
 
     Attributes:
       is_json: whether the result is printed as JSON.
-      facts: the result to be printed as JSON; None if there is none yet.
+      json_result: the result to be printed as JSON; None if there is none yet.
     """
 
     def __init__(self, is_json: bool = False):
         self.is_json = is_json
-        self.facts: Mapping[str, Any] | None = None
+        self.json_result: Mapping[str, Any] | None = None
 
     def line(self, text: str = "") -> None:
         """Prints a line of text, unless `is_json`."""
         if not self.is_json:
             print(text, flush=True)
 
-    def result(self, facts: Mapping[str, Any]) -> None:
+    def result(self, json_result: Mapping[str, Any]) -> None:
         """Sets the result, which is printed as JSON at the end of the command, if `is_json`.
 
         The keys of the JSON values are in snake_case and include the unit.
         """
         if self.is_json:
-            self.facts = facts
+            self.json_result = json_result
 
 
 TEXT = Output()  # prints text only
@@ -47,7 +47,7 @@ TEXT = Output()  # prints text only
 def open_output(command: str, is_json: bool) -> Iterator[Output]:
     """Yields the output of a command, and prints its result as JSON at the end, if `is_json`.
 
-    Meanwhile, other writes to standard output, such as by a user's model or a C++ library, are redirected to standard error.
+    Other writes to standard output, such as by a user's model or a C++ library, are redirected to standard error.
     """
     output = Output(is_json)
     if not output.is_json:
@@ -55,11 +55,9 @@ def open_output(command: str, is_json: bool) -> Iterator[Output]:
         return
     with _standard_output_as_error():
         yield output
-    if output.facts is not None:  # the chief has it; other ranks print nothing
-        print(
-            json.dumps({"schema": SCHEMA, "command": command, **_replace_non_finite(output.facts)}, allow_nan=False),
-            flush=True,
-        )
+    if output.json_result is not None:  # only the chief has a result
+        fields = {"schema": SCHEMA, "command": command, **_replace_non_finite(output.json_result)}
+        print(json.dumps(fields, allow_nan=False), flush=True)
 
 
 @contextlib.contextmanager
@@ -72,13 +70,13 @@ def _standard_output_as_error() -> Iterator[None]:
             yield
     finally:
         if sys.__stdout__ is not None:
-            sys.__stdout__.flush()  # writes through the stream itself
+            sys.__stdout__.flush()  # flushes what was written to it directly
         os.dup2(stdout_copy, 1)
         os.close(stdout_copy)
 
 
 def _replace_non_finite(value: Any) -> Any:
-    """Replaces inf and NaN, which JSON does not have, by None."""
+    """Replaces inf and NaN, which JSON does not have, with None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -35,7 +35,7 @@ class Origin(NamedTuple):
     """The checkpoints from which a run starts."""
 
     checkpoints: list[str]  # checkpoints to try, including in-memory ones, the newest first; empty for step 0
-    continues_run: bool  # whether its directory already contains this run
+    continues_run: bool  # whether the output directory already contains this run
 
 
 @reraise_as_access_error()
@@ -49,7 +49,7 @@ def origin(
     """Decides how a run with these flags starts, on the chief, without changing any files.
 
     `job_name` is the name of the job if a launcher has restarted it; a job continues a run that it has started.
-    `complete_commits` are the names of the complete in-memory checkpoints of the last start; None for all.
+    `complete_commits` are the names of the complete in-memory checkpoints of the last attempt; None for all.
 
     Raises:
       InputError: there is no checkpoint to resume from although one was requested, the checkpoint is of another run, or the
@@ -68,7 +68,7 @@ def origin(
     if is_overwritten and any(belongs_to_run(path, directory) for path in checkpoints):
         raise InputError(
             "A run cannot start from a checkpoint that it deletes. Received: "
-            f"--overwrite with --resume={resume}, which is in {directory.path}. Give another --output_dir."
+            f"--overwrite with --resume={resume}, which is in {directory.path}. Pass another --output_dir."
         )
     if checkpoints:
         check_flags(checkpoints, flags)
@@ -82,20 +82,20 @@ def origin(
     return Origin([str(path) for path in checkpoints], is_own_run)
 
 
-def decide(config: TrainConfig, directory: RunDirectory) -> tuple[str, Origin]:
+def decide_start(config: TrainConfig, directory: RunDirectory) -> tuple[str, Origin]:
     """Returns the results of `finished_message` and `origin`."""
     arguments = config.resume, directory, dataclasses.asdict(config), restarted_job()
     message = finished_message(*arguments)
     return message, Origin([], True) if message else origin(*arguments)
 
 
-def decide_early(config: TrainConfig, context: ProcessContext) -> tuple[str, Origin] | None:
-    """Validates the paths; returns the result of `decide` for a single process with an output directory, else None."""
+def decide_start_early(config: TrainConfig, context: ProcessContext) -> tuple[str, Origin] | None:
+    """Validates the paths. Returns the result of `decide_start` for one process with an output directory, else None."""
     for path in (config.output_dir, config.resume):
         path_of(path)
     if not config.output_dir or context.cluster.size > 1:
         return None
-    return decide(config, RunDirectory(path_of(os.path.expanduser(config.output_dir))))
+    return decide_start(config, RunDirectory(path_of(os.path.expanduser(config.output_dir))))
 
 
 def overwrites(directory: RunDirectory, flags: Mapping[str, Any], job_name: str = "") -> bool:
@@ -116,10 +116,10 @@ def finished_message(resume: str, directory: RunDirectory, flags: Mapping[str, A
     if not reason and flags[length] > (end.get(length) or 0):
         return ""
     can_continue = not reason and newest(directory.checkpoints)
-    remedy = f"A larger --{length} continues it; " if can_continue else ""
+    remedy = f"To continue it, pass a larger --{length}. " if can_continue else ""
     return (
-        f"This run has finished {f'by {reason}' if reason else 'at step ' + str(end['step'])}. Its model is "
-        f"{directory.model}. {remedy}--overwrite starts over."
+        f"This run has finished {f'({reason})' if reason else 'at step ' + str(end['step'])}. Its model is in "
+        f"{directory.model}. {remedy}To start over, pass --overwrite."
     )
 
 
@@ -136,7 +136,7 @@ def _is_own_run(resume: str, directory: RunDirectory, job_name: str) -> bool:
     """Returns whether a directory contains a run that the command continues."""
     if not directory.is_run:
         return False
-    # The same command resumes a run that started with its flag.
+    # If a command with --resume=PATH is repeated, it continues the run that it started.
     is_same_command = resume != NEVER and directory.last_flags().get("resume") == resume
     return _is_restart(directory, job_name) or resume == AUTO or is_same_command
 
@@ -148,14 +148,14 @@ def _check_empty(directory: RunDirectory) -> None:
     except InputError as error:
         if not directory.is_run:
             raise
-        raise InputError(f"{error} --overwrite deletes the run that is in it, and starts over.") from error
+        raise InputError(f"{error} --overwrite deletes the run in this directory, and starts over.") from error
 
 
 def commit_folder(directory: RunDirectory, commit_dir: str) -> Path | None:
-    """Returns this host's directory with the in-memory checkpoints of a run's last start; None if there is none.
+    """Returns this host's directory with the in-memory checkpoints of a run's last attempt; None if there is none.
 
-    Each start has its own directory, into which it links the checkpoint from which it resumed, so all checkpoints in it
-    belong to the run. Other directories may contain checkpoints of an abandoned start.
+    Each attempt has its own directory, into which it links the checkpoint from which it resumed, so all checkpoints in it
+    belong to the run. Other directories may contain checkpoints of an abandoned attempt.
     """
     last_directory = Path(_starts(directory)[-1].get("commits", ""))
     if not in_memory.belongs_to(last_directory, directory.path):
@@ -169,7 +169,7 @@ def belongs_to_run(path: StoragePath, directory: RunDirectory) -> bool:
 
 
 def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None) -> list[StoragePath]:
-    """Returns the in-memory checkpoints of the last start, and the one from which it resumed."""
+    """Returns the in-memory checkpoints of the last attempt, and the one from which it resumed."""
     folder = commit_folder(directory, commit_dir)
     commits = [p for p in newest(folder) if complete_commits is None or p.name in complete_commits] if folder else []
     resumed_from = path_of(_starts(directory)[-1].get("checkpoint", ""))
@@ -197,12 +197,12 @@ def _run_checkpoints(
 
 
 def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Returns the records of all starts of a run, or one empty record if there are none."""
+    """Returns the records of all attempts of a run, or one empty record if there are none."""
     return (directory.read_starts() if directory.is_run else []) or [{}]
 
 
 def check_flags(checkpoints: Sequence[StoragePath], flags: Mapping[str, Any]) -> None:
-    """Raises `InputError` if the newest readable checkpoint has other flags; without one, restoring raises later."""
+    """Raises `InputError` if the newest readable checkpoint has other flags; if none is readable, restoring raises later."""
     try:
         source = first_readable_checkpoint(checkpoints)
     except CorruptCheckpointError:
@@ -210,10 +210,10 @@ def check_flags(checkpoints: Sequence[StoragePath], flags: Mapping[str, Any]) ->
     changed_names = [name for name in FIXED_FLAGS if name in source.flags and source.flags[name] != flags[name]]
     texts = [" ".join(flag_text(name, values[name]) for name in changed_names) for values in (source.flags, flags)]
     if changed_names:
-        saved_flags, given_flags = texts
+        saved_flags, new_flags = texts
         raise InputError(
-            f"A run must resume with the flags with which it started. Received: {given_flags}, but {source.path} is of a run "
-            f"with {saved_flags}. Use its flags, another --output_dir, or --resume=never with an empty one."
+            f"A run must resume with the flags with which it started. Received: {new_flags}, but {source.path} is of a run "
+            f"with {saved_flags}. Use these, another --output_dir, or --resume=never with an empty --output_dir."
         )
 
 

@@ -1,4 +1,4 @@
-"""The run of `tfdist train`: strategy, data, model, directory, resuming, summary and warnings."""
+"""Implements a run of `tfdist train`: starts the strategy, creates the trainer, locks the directory, resumes, and reports."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection
 from tfdist.errors import InputError, WriteError, count_of, describe_error, one_line
 from tfdist.gradients import Clip, parse_loss_scale
-from tfdist.gradients.compression import check
+from tfdist.gradients.compression import check as check_compression
 from tfdist.launcher.attempt import JOB_NAME_VARIABLE
 from tfdist.layers.recompute import recompute
 from tfdist.optimizers import make_learning_rate
@@ -65,8 +65,8 @@ from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
 _SLOW_DISK = "a slow disk"  # a possible reason why the others wait for rank 0
-_REPLAYED = ("model", "dataset", "batch_size", "seed")
-_RATE = ("learning_rate", "lr_scaling", "base_batch_size")
+_REPLAYED_FLAGS = ("model", "dataset", "batch_size", "seed")
+_LEARNING_RATE_FLAGS = ("learning_rate", "lr_scaling", "base_batch_size")
 _log = logging.getLogger(__name__)
 
 
@@ -104,8 +104,7 @@ def _user_callbacks(text: str, output_dir: str) -> Sequence[Any]:
     callbacks = result if isinstance(result, list | tuple) else [result]
     if invalid := [type(item).__name__ for item in callbacks if not isinstance(item, keras.callbacks.Callback)]:
         raise InputError(
-            f"--callbacks={text} must return a keras.callbacks.Callback or a list of them. Received: {invalid[0]}. "
-            "Return such objects."
+            f"--callbacks={text} must return a keras.callbacks.Callback or a list of them. Received: {invalid[0]}."
         )
     return callbacks
 
@@ -130,11 +129,11 @@ def open_session(config: TrainConfig, context: ProcessContext | None = None) -> 
     The outcome of the session is reported to the other processes. If one of them is lost, this process exits with code 5.
     The context of this process is detected by default.
     """
-    check(config.compression)  # reports invalid values before anything starts
+    check_compression(config.compression)  # reports invalid values before anything starts
     _gradient_options(config)
     parse_augmentations(config.augment)
     with open_strategy.running_strategy(config, context) as (config, detection, strategy):
-        # With elastic_batch=replica, the batch size depends on the initial number of replicas. Clients' batches are whole.
+        # With elastic_batch=replica, the size depends on the initial number of replicas. Clients' batches are not divided.
         if config.elastic_batch == GLOBAL and not config.parsed.sync.trains_clients:
             strategy.check_batch_size(config.batch_size, config.accumulate_steps)
         data_set = data.load(config.dataset, config.data_dir)
@@ -178,7 +177,7 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
 
 def _learning_rate(session: Session) -> Any:
     config, size = session.config, session.data.train.size
-    per_step = config.parsed.sync.examples_per_step(size, config.batch_size)
+    examples_per_step = config.parsed.sync.examples_per_step(size, config.batch_size)
     return make_learning_rate(
         config.learning_rate,
         scaling=config.lr_scaling,
@@ -187,7 +186,7 @@ def _learning_rate(session: Session) -> Any:
         warmup_steps=config.warmup_steps,
         warmup_start=config.warmup_start,
         decay=config.decay,
-        total_steps=config.steps or steps_in_epochs(config.epochs, size, per_step),
+        total_steps=config.steps or steps_in_epochs(config.epochs, size, examples_per_step),
     )
 
 
@@ -207,7 +206,7 @@ def _gradient_options(config: TrainConfig) -> dict[str, Any]:
 # The directory, and the checkpoints from which the run resumes
 
 
-def choose_target(
+def choose_directory_and_origin(
     session: Session, decision: tuple[str, resume.Origin] | None
 ) -> tuple[TrainConfig, resume.Origin, str]:
     """Chooses the directory and the origin of a run, without writing anything; every process must call it.
@@ -217,7 +216,7 @@ def choose_target(
       run has finished, else "".
 
     Raises:
-      InputError: the directory contains something else, there is nothing to resume from although that was requested, or a
+      InputError: the directory contains other files, there is no checkpoint to resume from although one was requested, or a
         user-defined logger cannot be imported.
     """
     config, strategy = session.config, session.strategy
@@ -233,7 +232,7 @@ def choose_target(
         directory = RunDirectory(path_of(strategy.group.broadcast("output_dir", path, deadline)))
     config = replace_fields(config, output_dir=str(directory.path))
     if strategy.is_chief and not decision:
-        decision = resume.decide(config, directory)
+        decision = resume.decide_start(config, directory)
     with long_timeout(_SLOW_DISK) as deadline:
         message, origin = strategy.group.broadcast("origin", decision, deadline)
     return config, resume.Origin(*origin), message
@@ -248,12 +247,12 @@ def _replay_problem(session: Session) -> str:
         updates, starts, saved_flags = recorded_updates(run), run.read_starts(), run.last_flags()
     except InputError as error:
         return str(error)
-    flag_texts = flag_values([flags.flag_text(name, getattr(config, name)) for name in _REPLAYED])
+    flag_texts = flag_values([flags.flag_text(name, getattr(config, name)) for name in _REPLAYED_FLAGS])
     counts: dict[str, Any] = {"worker": strategy.replicas, "server": strategy.remote.servers.count}
     run_counts: dict[str, Any] = {"worker": starts[-1].get("replicas"), "server": len(updates[-1].versions)}
     steps = config.steps or steps_in_epochs(config.epochs, session.data.train.size, config.batch_size)
     differences = [
-        *(f"--{name}={saved_flags[name]}" for name in _REPLAYED if saved_flags.get(name) != flag_texts[name]),
+        *(f"--{name}={saved_flags[name]}" for name in _REPLAYED_FLAGS if saved_flags.get(name) != flag_texts[name]),
         *(count_of(run_counts[name], name) for name in counts if run_counts[name] != counts[name]),
         *([count_of(len(updates), "update")] if updates[-1].version + 1 < steps else []),
     ]
@@ -261,17 +260,17 @@ def _replay_problem(session: Session) -> str:
         return ""
     return (
         "A replay must have the model, data, batch size, seed, workers and servers of the run that it repeats, and at most its "
-        f"steps. Received: {run.path}, which has {differences[0]}. Use the same here."
+        f"steps. Received: {run.path}, which has {differences[0]}. Use the same value in this run."
     )
 
 
 def _begin(
     session: Session, config: TrainConfig, early_origin: resume.Origin, trainer: Trainer, stack: contextlib.ExitStack
 ) -> tuple[Checkpoints, NullLedger]:
-    """Locks the directory, restores the trainer's state and records the start; every process must call it.
+    """Locks the directory, restores the trainer's state and records this attempt; every process must call it.
 
     Returns:
-      The manager of checkpoints, and the ledger of the examples that this process uses.
+      The options for checkpoints, and the ledger of the examples that this process uses.
     """
     strategy, directory = session.strategy, RunDirectory(path_of(config.output_dir))
     if strategy.is_chief:
@@ -281,7 +280,7 @@ def _begin(
     origin = _confirm_origin(config, directory, early_origin, strategy)
     if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), resume.restarted_job()):
         directory.clear()
-        _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
+        _log.info("Deleted the run that was in %s. To resume the new run, remove --overwrite.", directory.path)
     config = replace_fields(config, overwrite=False)  # a repeated or resumed run deletes nothing
     _restore(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
@@ -321,7 +320,7 @@ def _lock_directory(directory: RunDirectory, stack: contextlib.ExitStack) -> Non
         owner = one_line(_lock_owner(directory))
         stack.enter_context(lock(directory.path, exclusive=False))
         _log.warning(
-            "%s The run continues without a lock, so another run could write there. %s",
+            "%s The run continues without a lock, so another run could write to the directory. %s",
             error,
             f"The last run was {owner}: make sure that it has ended." if owner else "No other run is known.",
         )
@@ -337,7 +336,7 @@ def _lock_owner(directory: RunDirectory) -> str:
 def _confirm_origin(
     config: TrainConfig, directory: RunDirectory, early_origin: resume.Origin, strategy: Strategy
 ) -> resume.Origin:
-    """Decides on the origin again: another process may have ended or started here while the model was built."""
+    """Decides on the origin again: another run may have started or ended in the directory while the model was built."""
     commits, complete_commits = _last_commits(config, directory, strategy)
     decision = None
     if strategy.is_chief:
@@ -347,7 +346,7 @@ def _confirm_origin(
             directory.check(directory.path)
     with long_timeout(_SLOW_DISK) as deadline:
         origin = resume.Origin(*strategy.group.broadcast("origin/locked", decision, deadline))
-    if commits:  # rank 0's paths of in-memory checkpoints become those on this host
+    if commits:  # replaces rank 0's paths of in-memory checkpoints with those on this host
         paths = [path_of(path) for path in origin.checkpoints]
         local_paths = [str(commits / path.name if path.parent.name == commits.name else path) for path in paths]
         origin = origin._replace(checkpoints=local_paths)
@@ -358,7 +357,7 @@ def _confirm_origin(
 def _last_commits(
     config: TrainConfig, directory: RunDirectory, strategy: Strategy
 ) -> tuple[Path | None, list[str] | None]:
-    """Returns this host's directory of the last start's in-memory checkpoints, if any, and the complete ones among them."""
+    """Returns this host's directory of the last attempt's in-memory checkpoints, if any, and the complete ones among them."""
     local_path = resume.commit_folder(directory, config.commit_dir) if strategy.is_chief else None
     if local_path:
         clean_partial(local_path)
@@ -382,17 +381,17 @@ def _check_shared(origin: resume.Origin, config: TrainConfig, directory: RunDire
     reason = (
         f"which is a different directory on rank {ranks}"
         if expected
-        else "where rank 0 cannot write `lock`, which shows whether they do"
+        else "where rank 0 cannot write the file `lock`, by which processes recognize a shared directory"
     )
     location = f"{json.dumps(str(directory.path))}, {reason}"
     if ranks and (_is_saved(config) or origin.checkpoints):
         raise InputError(
-            f"Checkpoints need an output directory that all processes share. Received: {location}. Give another --output_dir."
+            f"Checkpoints need an output directory that all processes share. Received: {location}. Pass another --output_dir."
         )
     if ranks and strategy.is_chief:
         _log.warning(
             "This run cannot be saved on preemption, and would end with code 1. Saving needs an output directory "
-            "that all processes share. Received: %s. Give another --output_dir.",
+            "that all processes share. Received: %s. Pass another --output_dir.",
             location,
         )
 
@@ -419,14 +418,14 @@ def _restore(trainer: Trainer, origin: resume.Origin, config: TrainConfig, direc
     trainer.resume_from(origin.checkpoints, rename_damaged=is_own_run)
     if trainer.train_state.resumed_from and rate is not None:
         saved_flags = Checkpoint.open(trainer.train_state.resumed_from).flags
-        if any(saved_flags.get(name) != getattr(config, name) for name in _RATE):
+        if any(saved_flags.get(name) != getattr(config, name) for name in _LEARNING_RATE_FLAGS):
             trainer.model.optimizer.learning_rate = rate
 
 
 def _commit_folder(
     config: TrainConfig, directory: RunDirectory, checkpoint: str, continues_run: bool, strategy: Strategy
 ) -> str:
-    """Creates this start's directory for in-memory checkpoints, and links the checkpoint it resumes from; "" for none."""
+    """Creates this attempt's directory for in-memory checkpoints, and links the checkpoint it resumes from; "" for none."""
     parent = in_memory.required_parent(config.commit_every, config.commit_dir)
     if not parent:
         return ""
@@ -440,7 +439,7 @@ def _commit_folder(
         if not continues_run:
             raise
         if strategy.is_chief:  # an elastic job must not end because of its new size
-            _log.warning("This start writes no commits. %s", error)
+            _log.warning("In-memory checkpoints are disabled until the next restart. %s", error)
         return ""
     if checkpoint and strategy.cluster.rank in (host[0] for host in host_ranks):
         in_memory.link_checkpoint(path_of(checkpoint), folder)
@@ -450,15 +449,15 @@ def _commit_folder(
 def _record_start(
     trainer: Trainer, examples: int, config: TrainConfig, directory: RunDirectory, *, ledgers: int, commits: str
 ) -> int:
-    """Records this start in the directory, on the chief; returns its number."""
+    """Records this attempt in the directory, on the chief; returns its index."""
     strategy, state, step = trainer.strategy, trainer.train_state, trainer.step
-    names = open_strategy.hosts(strategy)
+    host_names = open_strategy.host_names(strategy)
     batch_schedule = trainer.batch_schedule(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     start = 0
     if strategy.is_chief:
         start = directory.begin(
             flags.flags_text(config),
-            names,
+            host_names,
             communication=strategy.communication,
             step=step,
             checkpoint=state.resumed_from,
@@ -503,7 +502,7 @@ class Run(NamedTuple):
         """
         reasons = (
             getattr(callback, "reason", "") for callback in callbacks
-        )  # perhaps of another kind in a user's callback
+        )  # a user's callback may have an attribute `reason` of another type
         reason = next((reason for reason in reasons if reason and isinstance(reason, str)), "")
         step, best = trainer.step, trainer.load_best() if trainer.best else None
         with reraise_as_write_error(self.directory.model):
@@ -532,7 +531,7 @@ def open_run(
     findings: Sequence[tuple[str, str]],
     loading_seconds: float,
 ) -> Iterator[Run]:
-    """Locks the directory of a run, restores its state, and records its start; every process must enter it.
+    """Locks the directory of a run, restores its state, and records this attempt; every process must enter the context.
 
     Raises:
       InputError: a checkpoint is of another model, its batch cannot be divided between the current replicas, another
@@ -575,23 +574,23 @@ def open_run(
 def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: RunDirectory) -> None:
     if config.commit_every and not config.commit_dir and not any(config.parsed.checkpoint_every):
         _log.warning(
-            "Without --commit_dir, commits are kept in the launcher's memory and are lost when the launcher ends. "
+            "Without --commit_dir, in-memory checkpoints are kept by the launcher and are lost when it exits. "
             "Received: --commit_every=%d with --checkpoint_every=0. Add --checkpoint_every or --commit_dir.",
             config.commit_every,
         )
     *earlier_starts, _ = directory.read_starts()
     if earlier_starts and not resumed_from and directory.has_trained:
         _log.warning(
-            "This run's %s left no checkpoint or commit, so it starts at step 0 with new weights%s. To avoid this, set "
-            "or lower --checkpoint_every, or give commits a --commit_dir.",
-            "earlier start" if len(earlier_starts) == 1 else f"{len(earlier_starts)} earlier starts",
+            "No checkpoint of this run's %s exists, so the run starts at step 0 with new weights%s. To avoid this, set or "
+            "lower --checkpoint_every, or set --commit_dir.",
+            "earlier attempt" if len(earlier_starts) == 1 else f"{len(earlier_starts)} earlier attempts",
             f"; the old records are in {directory.dropped}" if directory.has_dropped else "",
         )
 
 
 @contextmanager
 def _close_reporter(reporter: Reporter) -> Iterator[None]:
-    """Reports the outcome of the run, which completes its directory; the command prints the error."""
+    """Closes the reporter with the outcome of the run, so that it writes the remaining files; the command prints errors."""
     result, is_reported = "done", False
     try:
         yield
@@ -644,7 +643,7 @@ def _best(records: Sequence[Mapping[str, Any]]) -> str:
 def describe(session: Session, trainer: Trainer, output: Output) -> None:
     """Prints a description of a run on the chief; every process must call it. The trainer must be built."""
     config, strategy = session.config, session.strategy
-    hosts = open_strategy.hosts(strategy)
+    host_names = open_strategy.host_names(strategy)
     if not strategy.is_chief:
         return
     size = session.data.train.size
@@ -655,16 +654,16 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     equal_counts = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
     replica_rows = apportion(config.batch_size, weights) if weights else equal_counts
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
-    facts: dict[str, Any] = {
+    result: dict[str, Any] = {
         "flags": dataclasses.asdict(config),
         "strategy": config.strategy,
         "reason": session.detection.reason,
         "processes": strategy.cluster.size,
-        "hosts": hosts,
+        "hosts": host_names,
         "replicas": parts,
         "global_batch_examples": config.batch_size,
         "replica_batch_examples": sorted(set(replica_rows)),
-        "micro_batch_examples": _shares(replica_rows, micro_steps),
+        "micro_batch_examples": _micro_step_sizes(replica_rows, micro_steps),
         "micro_steps_per_step": micro_steps,
         "training_examples": size,
         "test_examples": session.data.test.size if session.data.test else None,
@@ -673,25 +672,25 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
         "parameters": trainer.model.count_params(),
     }
     text = {
-        "strategy": facts["reason"],
-        "processes": f"{facts['processes']} on {', '.join(dict.fromkeys(hosts))}",
+        "strategy": result["reason"],
+        "processes": f"{result['processes']} on {', '.join(dict.fromkeys(host_names))}",
         "replicas": parts,
         "global batch": f"{config.batch_size} examples",
-        "per replica": f"{_join_with_or(facts['replica_batch_examples'])} examples",
-        "per micro-step": f"{_join_with_or(facts['micro_batch_examples'])} examples, {micro_steps} per step",
+        "per replica": f"{_join_with_or(result['replica_batch_examples'])} examples",
+        "per micro-step": f"{_join_with_or(result['micro_batch_examples'])} examples, {micro_steps} per step",
         "training set": f"{size} examples",
         "test set": f"{session.data.test.size} examples" if session.data.test else "none",
-        "steps": f"{steps} ({facts['epochs']:.2f} epochs)",
-        "parameters": f"{facts['parameters']:,}",
+        "steps": f"{steps} ({result['epochs']:.2f} epochs)",
+        "parameters": f"{result['parameters']:,}",
     }
     output.line(flags.flags_text(config).removesuffix("\n"))
     for name, value in text.items():
         output.line(f"{name:>15}: {value}")
-    output.result(facts)
+    output.result(result)
 
 
-def _shares(counts: Sequence[int], micro_steps: int) -> list[int]:
-    """Returns the distinct numbers of rows in a micro-step of any replica, in ascending order."""
+def _micro_step_sizes(counts: Sequence[int], micro_steps: int) -> list[int]:
+    """Returns the distinct numbers of examples in a micro-step of any replica, in ascending order."""
     parts = [rows(count, part, micro_steps)[1] for count in counts for part in range(min(micro_steps, count))]
     return sorted(set(parts))
 

@@ -1,4 +1,4 @@
-"""`--find`: runs the search for a learning rate, or tries batch sizes for a training command, each in its own directory."""
+"""Implements `--find`: searches for a learning rate, or tries batch sizes, each in a training job with its own directory."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def _check_directory(folder: StoragePath) -> None:
     if RunDirectory(folder.parent).is_run:
         raise InputError(
             f"A search starts with new weights and needs an output directory without a run. Received: {folder.parent}, "
-            "which has one. Give another --output_dir."
+            "which has one. Pass another --output_dir."
         )
     RunDirectory.check(folder.parent)
     RunDirectory(folder).make()
@@ -56,19 +56,19 @@ def _check_directory(folder: StoragePath) -> None:
 def _write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig, png: bytes) -> None:
     """Writes the result of a search."""
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name != "output_dir"}
-    facts = {"schema": _SCHEMA, **results, "flags": flags}
-    for suffix, contents in (("json", f"{json.dumps(facts, indent=2)}\n".encode()), ("png", png)):
+    record = {"schema": _SCHEMA, **results, "flags": flags}
+    for suffix, contents in (("json", f"{json.dumps(record, indent=2)}\n".encode()), ("png", png)):
         path = folder / f"{name}.{suffix}"
         with reraise_as_write_error(path):
             storage_of(path).replace(path, contents)
 
 
 class TrainingTrials:
-    """Prepares trials."""
+    """Prepares the training command of each trial of a batch size."""
 
     def __init__(self, config: TrainConfig, search: BatchSizeSearch):
-        # Numbers of training examples and replicas, and the strategy, of the last successful trial; empty before.
-        self.facts: dict[str, Any] = {}
+        # Numbers of training examples and replicas, and the strategy, of the last successful trial; empty before the first.
+        self.job_properties: dict[str, Any] = {}
         # Whether its steps took too little time to measure their speed; the next trial has more steps.
         self.was_short = False
         self._config, self._search, self._timed_steps = config, search, search.steps // 2
@@ -94,7 +94,7 @@ class TrainingTrials:
     def _read(self, directory: RunDirectory) -> float:
         """Returns the speed of a trial, and adapts the number of steps of the next one to their duration."""
         start = directory.read_starts()[-1]
-        self.facts = {name: start[name] for name in ("examples", "replicas", "strategy")}
+        self.job_properties = {name: start[name] for name in ("examples", "replicas", "strategy")}
         last_record = [record for record in directory.records() if record["kind"] == "train"][-1]
         step_seconds = float(last_record["step_seconds"])
         # A batch of twice the size takes at most twice as long.
@@ -105,12 +105,12 @@ class TrainingTrials:
 
 
 def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: ProcessContext) -> int:
-    """Searches by trials, which alone import TensorFlow; prints and writes the result, and returns the exit code."""
+    """Runs trials, prints and writes the result, and returns the exit code. Only the trials import TensorFlow."""
     cluster = context.cluster
     if cluster.size > 1:
         raise InputError(
-            "A search for the batch size must run in one process, which starts those of its trials. Received: a process "
-            f"of a job of {cluster.size} ({cluster.source}). Leave out the launcher, and give "
+            "A search for the batch size must run in one process, which starts the processes of each trial. Received: a "
+            f"process of a job of {cluster.size} ({cluster.source}). Remove the launcher, and pass "
             f'--find="batch_size(processes={cluster.local_size})".'
         )
     if 0 < search.max < config.batch_size:
@@ -138,12 +138,12 @@ def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: Pro
         result = batch_size.search(
             run_trial,
             config.batch_size,
-            lambda: search.max or training.facts.get("examples", 0),
+            lambda: search.max or training.job_properties.get("examples", 0),
             memory,
             lambda trial: print(_row(trial), flush=True),
         )
     title = f"Speed and memory by batch size: {config.model}, {config.strategy}"
-    _write(folder, search.name, result.to_json() | training.facts, config, plot_batch_sizes(result, title))
+    _write(folder, search.name, result.to_json() | training.job_properties, config, plot_batch_sizes(result, title))
     print(result.describe())
     if result.fastest:
         print(

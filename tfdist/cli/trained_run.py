@@ -33,8 +33,8 @@ _MODULES = ("None", "builtins", "keras", "tfdist")  # allowed in a model file in
 _TRAINING_ONLY = ("accumulate_steps", "check_sync_every")
 
 
-class TrainedModel(NamedTuple):
-    """A trained model on its strategy."""
+class TrainedRun(NamedTuple):
+    """A run whose trained model is loaded on a strategy."""
 
     trainer: Trainer  # trainer with the weights
     step: int | None  # step at which the weights were saved; None if unknown
@@ -49,7 +49,7 @@ class TrainedModel(NamedTuple):
         if examples is None:
             raise InputError(
                 f"--split=test needs a data set with test examples. Received: {self.data.name}, which has none. Add "
-                "--split=train, or give another --dataset."
+                "--split=train, or pass another --dataset."
             )
         return examples
 
@@ -67,22 +67,22 @@ class TrainedModel(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_run(run: str, config: TrainedConfig) -> Iterator[TrainedModel]:
-    """Starts the strategy, builds the model of a run and loads its weights; every process must enter it.
+def open_run(run: str, config: TrainedConfig) -> Iterator[TrainedRun]:
+    """Starts the strategy, builds the model of a run and loads its weights; every process must enter the context.
 
     Raises:
       InputError: the run or its weights do not exist, or it names code that safe mode does not allow.
     """
-    sources = weights.sources(run, config.checkpoint)
-    flags = _saved_flags(sources, run)
-    train_config = adapt_flags(flags, sources[0], config)
+    files = weights.weight_files(run, config.checkpoint)
+    flags = _saved_flags(files, run)
+    train_config = adapt_flags(flags, files[0], config)
     with training.open_session(train_config) as session:
         data_set = data.load(config.dataset, config.data_dir) if config.dataset else session.data
         trainer = training.make_trainer(session, session.strategy)
         trainer.build(session.data.train)
         source = _load_weights(trainer, run, config)
-        step = _last_step(run, source) if source.endswith(weights.MODEL_FILE) else trainer.step
-        yield TrainedModel(
+        step = _last_step(run, source) if source.endswith(weights.MODEL_SUFFIX) else trainer.step
+        yield TrainedRun(
             trainer, step, source, data_set, train_config.batch_size, weights.run_directory_of(path_of(source))
         )
 
@@ -91,10 +91,10 @@ def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
     """Loads the weights and returns their path; retries once, because a training job may remove a checkpoint meanwhile."""
     group = trainer.strategy.group
     for attempt in ("trained", "trained again"):
-        sources = weights.sources(run, config.checkpoint)
+        files = weights.weight_files(run, config.checkpoint)
         with long_timeout("its data or its model") as deadline:
-            paths = group.broadcast(attempt, [str(path) for path in sources], deadline)
-        if paths[0].endswith(weights.MODEL_FILE):
+            paths = group.broadcast(attempt, [str(path) for path in files], deadline)
+        if paths[0].endswith(weights.MODEL_SUFFIX):
             _load_model_file(trainer, path_of(paths[0]), config.safe_mode)
             return paths[0]
         try:
@@ -107,16 +107,16 @@ def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
     raise AssertionError("The second attempt returns or raises.")
 
 
-def _saved_flags(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
-    """Returns the flags in a checkpoint or, for a model file, those of the run's last start."""
-    if sources[0].name.endswith(weights.MODEL_FILE):
+def _saved_flags(files: Sequence[StoragePath], run: str) -> dict[str, Any]:
+    """Returns the flags in a checkpoint or, for a model file, those of the run's last attempt."""
+    if files[0].name.endswith(weights.MODEL_SUFFIX):
         flags = _parse_flags(RunDirectory(path_of(run)).last_flags())
     else:
-        flags = dict(first_readable_checkpoint(sources).flags)
+        flags = dict(first_readable_checkpoint(files).flags)
     if not {"model", "dataset"} <= flags.keys():
         raise InputError(
             "A run must have been saved by tfdist train, with its flags. Received: "
-            f"{sources[0]}, which has none, as a program wrote it. In that program, build the trainer, call "
+            f"{files[0]}, which has no flags, because a program wrote it. In that program, build the trainer, call "
             f"trainer.resume({run!r}), then trainer.evaluate, predict or save."
         )
     return flags
@@ -140,7 +140,7 @@ def adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedCo
     for name, value in config.options.items():
         if not (is_same_strategy and value == defaults[name] and name in field_names(TrainConfig, "is_option")):
             overrides[name] = value
-    if source.name.endswith(weights.MODEL_FILE):
+    if source.name.endswith(weights.MODEL_SUFFIX):
         overrides["ema"] = defaults["ema"]  # the weights in the file are the average
     if config.batch_size:
         overrides["batch_size"] = config.batch_size
@@ -184,14 +184,14 @@ def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> No
             saved_model = keras.models.load_model(local_path, compile=False)
         except Exception as error:
             raise InputError(
-                f"A saved model must be readable by Keras. Received: {path}: {one_line(str(error)):.300}. Give a "
+                f"A saved model must be readable by Keras. Received: {path}: {one_line(str(error)):.300}. Pass a "
                 "--checkpoint, which a run with --checkpoint_every saves."
             ) from error
     model, blocks = trainer.model, trainer.strategy.blocks
     model_weights, saved_weights = model.weights, saved_model.weights  # without states of random layers
     if [tuple(v.shape) for v in model_weights] != [tuple(v.shape) for v in saved_weights]:
         raise InputError(
-            f"A saved model must be that of the run. Received: {path}, whose variables have other shapes. Give a --checkpoint."
+            f"A saved model must be that of the run. Received: {path}, whose variables have other shapes. Pass a --checkpoint."
         )
     statistics = {id(variable) for variable in keras_internals.moving_statistics(model)}
     for variable, value in zip(model_weights, saved_weights, strict=True):

@@ -1,4 +1,4 @@
-"""The files from which commands read trained weights, and to which they write results."""
+"""Finds the files from which commands read trained weights, and writes the files of their results."""
 
 import errno
 from collections.abc import Sequence
@@ -10,22 +10,21 @@ from tfdist.reporting import RunDirectory
 from tfdist.reporting.file_errors import reraise_as_access_error, reraise_as_output_error
 from tfdist.storage import StoragePath, path_of, storage_of
 
-MODEL_FILE = ".keras"
+MODEL_SUFFIX = ".keras"
 
 
 @reraise_as_access_error()
-def sources(run: str, checkpoint: str) -> list[StoragePath]:
-    """Returns the checkpoints to try, the newest first, or a single model file; raises `InputError` without any."""
+def weight_files(run: str, checkpoint: str) -> list[StoragePath]:
+    """Returns the checkpoints to try, the newest first, or a single model file; raises `InputError` if there is none."""
     directory = path_of(run)
     if not storage_of(directory).exists(directory):
         raise InputError(
-            f"A run must be an existing directory. Received: {run}, which does not exist. Give the directory of a run."
+            f"A run must be an existing directory. Received: {run}, which does not exist. Pass the directory of a run."
         )
     if not storage_of(directory).is_directory(directory):
-        is_model = directory.name.endswith(MODEL_FILE)
-        remedy = (
-            f"Write --checkpoint={run} and the directory of its run." if is_model else "Give the directory of a run."
-        )
+        remedy = "Pass the directory of a run."
+        if directory.name.endswith(MODEL_SUFFIX):
+            remedy = f"Pass the directory of the run as the argument, and this file as --checkpoint={run}."
         raise InputError(f"A run must be a directory. Received: {run}, which is a file. {remedy}")
     if checkpoint == NEWEST:
         model = RunDirectory(directory).model
@@ -33,7 +32,7 @@ def sources(run: str, checkpoint: str) -> list[StoragePath]:
         if not files:
             raise InputError(
                 f"A run must have finished, or saved a checkpoint. Received: {run}, which has neither "
-                f"checkpoints nor {model.name}. Give the directory of another run, or train with --checkpoint_every."
+                f"checkpoints nor {model.name}. Pass the directory of another run, or train with --checkpoint_every."
             )
         return files
     if checkpoint == BEST:
@@ -45,11 +44,11 @@ def sources(run: str, checkpoint: str) -> list[StoragePath]:
             )
         return files
     path = path_of(checkpoint)
-    files = [path] if path.name.endswith(MODEL_FILE) else checkpoints_at(checkpoint)
+    files = [path] if path.name.endswith(MODEL_SUFFIX) else checkpoints_at(checkpoint)
     if not files or not storage_of(files[0]).exists(files[0]):
         raise InputError(
             f"--checkpoint must be newest, best, or the path of a checkpoint or of a .keras file. Received: {checkpoint}, "
-            "where there is none."
+            "where none was found."
         )
     return files
 

@@ -54,7 +54,10 @@ def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
     assert ledger.main(str(path)) == 0
     said = capsys.readouterr().out
     assert "Proved: 50 steps" in said
-    assert f"This run has finished at step 50. Its model is {path / 'model.keras'}. A larger --steps continues" in said
+    assert (
+        f"This run has finished at step 50. Its model is in {path / 'model.keras'}. To continue it, pass a larger"
+        in said
+    )
     starts = RunDirectory(path).read_starts()
     assert [start["step"] for start in starts] == [0, 30]
     assert json.loads((path / "finished.json").read_text())["step"] == 50
@@ -147,7 +150,7 @@ def not_shared(monkeypatch):
 def test_checkpoints_need_a_directory_that_all_share(tmp_path, not_shared, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        InputError, match=r'Received: ".*/run", which is a different directory on rank 1. Give another --output_dir'
+        InputError, match=r'Received: ".*/run", which is a different directory on rank 1. Pass another --output_dir'
     ):
         run(tmp_path / "run", steps=1, **({"checkpoint_every": "0"} | flags))
 
@@ -157,7 +160,7 @@ def test_without_checkpoints_a_directory_that_is_not_shared_is_a_warning(tmp_pat
     assert run(tmp_path / "run", steps=1, checkpoint_every="0") == 0
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("This run cannot be saved on preemption")
-    assert warning.endswith('/run", which is a different directory on rank 1. Give another --output_dir.')
+    assert warning.endswith('/run", which is a different directory on rank 1. Pass another --output_dir.')
 
 
 @pytest.fixture
@@ -202,7 +205,9 @@ def test_a_disk_that_a_partial_checkpoint_has_filled_ends_no_run(whole, tmp_path
 def test_where_rank_0_cannot_write_nobody_knows_whether_all_share_it(tmp_path, seen_by_two, monkeypatch):
     """An earlier run may have left an empty file in the local directory of each host."""
     limit_lock(monkeypatch, lambda: True)
-    with pytest.raises(InputError, match='/run", where rank 0 cannot write `lock`, which shows whether they do. Give'):
+    with pytest.raises(
+        InputError, match='/run", where rank 0 cannot write the file `lock`, by which .* shared directory. Pass'
+    ):
         run(tmp_path / "run", steps=1)
 
 

@@ -103,7 +103,7 @@ def test_a_run_that_died_goes_on_from_its_last_commit(whole, died, capsys):
     dropped = RunDirectory(path).dropped.read_text()
     assert dropped.count('"step": 36') == 1 and '"step": 35' not in dropped
     assert ledger.main(str(path)) == 0
-    assert "Proved: 50 steps, 2 starts." in capsys.readouterr().out
+    assert "Proved: 50 steps, 2 attempts." in capsys.readouterr().out
     assert commits_of(path) == []
 
 
@@ -140,7 +140,7 @@ def test_without_checkpoints_there_is_a_proof_too(whole, memory, tmp_path, capsy
     assert go_on(path, checkpoint_every="0") == [0, 35]
     assert newest(path / "checkpoints") == []
     assert ledger.main(str(path)) == 0
-    assert "Proved: 50 steps, 2 starts." in capsys.readouterr().out
+    assert "Proved: 50 steps, 2 attempts." in capsys.readouterr().out
     assert tensors(commits_of(path)[0]) == weights(whole)
 
 
@@ -158,7 +158,7 @@ def test_and_without_one_the_run_begins_again_and_says_so(memory, tmp_path, caps
     shutil.rmtree(memory)
     assert go_on(path, checkpoint_every="0") == [0, 35, 0]
     [said] = [text for text in warnings(caplog) if "step 0" in text]
-    assert "This run's 2 earlier starts left no checkpoint or commit, so it starts at step 0" in said
+    assert "No checkpoint of this run's 2 earlier attempts exists, so the run starts at step 0" in said
     assert f"the old records are in {path}/metrics-dropped.jsonl." in said
     assert '"step": 36' in RunDirectory(path).dropped.read_text()
     assert said in (path / "logs" / "rank-0.log").read_text()
@@ -174,7 +174,7 @@ def test_a_run_that_was_never_saved_says_so_too(records, tmp_path, caplog):
     die(path, at=4, log_every=records, **flags)
     go_on(path, steps=5, log_every=records, **flags)
     [said] = warnings(caplog)
-    assert "This run's earlier start left no checkpoint or commit, so it starts at step 0" in said
+    assert "No checkpoint of this run's earlier attempt exists, so the run starts at step 0" in said
     assert ("metrics-dropped.jsonl" in said) == RunDirectory(path).dropped.exists() == (records == 1)
 
 

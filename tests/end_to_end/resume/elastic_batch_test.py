@@ -223,7 +223,7 @@ def test_the_command_proves_its_examples_across_changes(tmp_path, capsys):
         run(path, devices=devices, **length, **flags)
     assert ledger.main(str(path)) == 0
     assert (
-        "Proved: 12 steps, 3 starts. Each of 1437 examples was used exactly once in each of 2 epochs; 226 in the next"
+        "Proved: 12 steps, 3 attempts. Each of 1437 examples was used exactly once in each of 2 epochs; 226 in the next"
         in capsys.readouterr().out
     )
     starts = RunDirectory(path).read_starts()

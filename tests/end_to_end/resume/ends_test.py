@@ -89,7 +89,7 @@ def test_a_run_that_has_finished_says_so_and_trains_no_more(tmp_path, capsys):
     for flags in ({}, {"steps": 10}, {"log_every": 3}):
         assert run(path, **flags) == 0
         assert capsys.readouterr().out == (
-            f"This run has finished at step 20. Its model is {path / 'model.keras'}. --overwrite starts over.\n"
+            f"This run has finished at step 20. Its model is in {path / 'model.keras'}. To start over, pass --overwrite.\n"
         )
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     for flags in ({"steps": 30}, {"seed": 3}, {"resume": "never"}):
@@ -212,7 +212,10 @@ def test_two_processes_end_early_and_export_the_average_of_the_best_step(tmp_pat
     ends = ["--best=val_loss", "--early_stopping=val_loss(patience=2, min_delta=100)", "--ema=0.5", "--eval_every=3"]
     diverging = ["--optimizer=sgd(momentum=0.95)", "--learning_rate=3", "--strategy=multiworker"]
     said = "early stopping at step 9: val_loss has not improved for 2 evaluations since step 3"
-    for steps, told in ((50, f"E{said[1:]}."), (99, f"This run has finished by {said}. Its model is run/model.keras.")):
+    for steps, told in (
+        (50, f"E{said[1:]}."),
+        (99, f"This run has finished ({said}). Its model is in run/model.keras."),
+    ):
         outputs = processes.finish([sys.executable, *train_digits, *ends, *diverging, f"--steps={steps}"], 2)
         assert [told in output for output in outputs] == [True, False]
     run = pathlib.Path("run")

@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.checkpoint.format import Part, commit
 from tfdist.cli.resume import FIXED_FLAGS, finished_message, origin
-from tfdist.cli.weights import sources
+from tfdist.cli.weights import weight_files
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
@@ -45,7 +45,7 @@ def test_a_new_directory_is_a_beginning(resume, directory):
 
 
 @pytest.mark.parametrize(
-    "look", [origin, finished_message, lambda resume, directory, _: sources(str(directory.path), "best")]
+    "look", [origin, finished_message, lambda resume, directory, _: weight_files(str(directory.path), "best")]
 )
 def test_a_directory_that_may_not_be_entered_is_bad_input(look, directory, monkeypatch):
     def refuse(path, **_):  # the superuser may enter any
