@@ -32,7 +32,7 @@ from tfdist.config.spec import call_user_function, load_object, parse
 from tfdist.config.staleness import REPLAY
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.group import long_timeout
-from tfdist.data import catalog, rows, steps_in_epochs
+from tfdist.data import catalog, row_range, steps_in_epochs
 from tfdist.data.augmentations import parse_augmentations
 from tfdist.data.batch_schedule import GLOBAL
 from tfdist.data.row_partition import apportion
@@ -652,7 +652,7 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     parts = strategy.batch_parts
     micro_steps = strategy.micro_batches or config.accumulate_steps
     weights = config.parsed.balance.weights
-    equal_counts = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
+    equal_counts = [row_range(config.batch_size, part, parts)[1] for part in range(parts)]
     replica_rows = apportion(config.batch_size, weights) if weights else equal_counts
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
     facts: dict[str, Any] = {
@@ -692,7 +692,7 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
 
 def _shares(counts: Sequence[int], micro_steps: int) -> list[int]:
     """Returns the distinct numbers of rows in a micro-step of any replica, in ascending order."""
-    parts = [rows(count, part, micro_steps)[1] for count in counts for part in range(min(micro_steps, count))]
+    parts = [row_range(count, part, micro_steps)[1] for count in counts for part in range(min(micro_steps, count))]
     return sorted(set(parts))
 
 
