@@ -18,9 +18,9 @@ import keras
 from tfdist import data, keras_internals, models
 from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.best import BestValue
-from tfdist.checkpoint.format import Checkpoint, NoLock, clean_partial, lock
+from tfdist.checkpoint.format import Checkpoint, LockError, clean_partial, lock
 from tfdist.checkpoint.manager import Checkpoints
-from tfdist.checkpoint.replication import check_can_transfer, hosts, share
+from tfdist.checkpoint.replication import check_can_transfer, ranks_by_directory, replicate_newest_checkpoint
 from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.early_checks import ProcessContext
 from tfdist.cli.output import Output
@@ -289,7 +289,7 @@ def _begin(
     ledgers = strategy.ledger_count if _is_saved(config) else 0
     start = _record_start(trainer, session.data.train.size, config, directory, ledgers=ledgers, commits=commits)
     if commits:
-        in_memory.remove_other_starts(path_of(checkpoint), Path(commits))
+        in_memory.remove_other_attempts(path_of(checkpoint), Path(commits))
     checkpoints = Checkpoints(
         directory=str(directory.checkpoints),
         every=config.checkpoint_every,
@@ -317,7 +317,7 @@ def _lock_directory(directory: RunDirectory, stack: contextlib.ExitStack) -> Non
     """Locks the directory; if files cannot be locked, only writes the lock file, which identifies the directory."""
     try:
         stack.enter_context(lock(directory.path))
-    except NoLock as error:
+    except LockError as error:
         owner = one_line(_lock_owner(directory))
         stack.enter_context(lock(directory.path, exclusive=False))
         _log.warning(
@@ -368,7 +368,7 @@ def _last_commits(
         return None, None
     folder = in_memory.local_path(Path(shared_path), config.commit_dir)
     has_directory = strategy.group.gather("commits/place", bool(in_memory.parent_directory(config.commit_dir)))
-    return folder, share(strategy, folder) if all(has_directory) else None
+    return folder, replicate_newest_checkpoint(strategy, folder) if all(has_directory) else None
 
 
 def _check_shared(origin: resume.Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
@@ -430,10 +430,10 @@ def _commit_folder(
     parent = in_memory.required_parent(config.commit_every, config.commit_dir)
     if not parent:
         return ""
-    name = strategy.group.broadcast("commits", in_memory.new_name(directory.path) if strategy.is_chief else None)
+    name = strategy.group.broadcast("commits", in_memory.unique_name(directory.path) if strategy.is_chief else None)
     folder = Path(parent).absolute() / name
     try:
-        host_ranks = hosts(strategy.group, folder)
+        host_ranks = ranks_by_directory(strategy.group, folder)
         if len(host_ranks) > 1:
             check_can_transfer(strategy)
     except InputError as error:

@@ -42,11 +42,7 @@ class Table(NamedTuple):
         return Table(self.path, columns, [self.line_numbers[row] for row in rows])
 
     def without_missing(self, names: Sequence[str]) -> "Table":
-        """Returns a table of the rows that have a value in each of the given columns.
-
-        Raises:
-          InputError: there is no such row, or a column is missing.
-        """
+        """Returns a table of the rows with a value in each of the given columns; raises `InputError` if there are none."""
         columns = [self.column(name, "Each column of the training data") for name in names]
         cells = zip(*(self.columns[name] for name in columns), strict=True)
         rows = [row for row, values in enumerate(cells) if not any(value.lower() in MISSING_VALUES for value in values)]
@@ -296,11 +292,7 @@ def class_names(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def class_indices(names: Sequence[str], labels: Iterable[str], origin: str) -> np.ndarray:
-    """Returns the index of each label in `names`, int32 [n].
-
-    Raises:
-      InputError: a label is not the name of a class; the message says that it is in `origin`.
-    """
+    """Returns the index of each label in `names`, int32 [n]; raises `InputError` for an unknown label in `origin`."""
     index_by_name = {name: index for index, name in enumerate(names)}
     try:
         return np.array([index_by_name[label] for label in labels], np.int32)

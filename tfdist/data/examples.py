@@ -202,11 +202,7 @@ def _is_absent(leaf: Any) -> bool:
 
 
 def unbatched_spec(batched_spec: Any) -> Any:
-    """Returns the element_spec of a batched data set without the batch dim.
-
-    Raises:
-      InputError: an element is not (x, y) or (x, y, sample_weight).
-    """
+    """Returns the element_spec of a batched data set without the batch dim; raises `InputError` as `check_element` does."""
     check_element(batched_spec)
     return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batched_spec)
 

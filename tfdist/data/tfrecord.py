@@ -137,11 +137,7 @@ def parse_features(text: str) -> dict[str, Feature]:
 
 
 def check_record(record: bytes, features: Mapping[str, Feature], record_name: str) -> None:
-    """Checks that a record is a serialized `tf.train.Example` that has each feature with its type and number of values.
-
-    Raises:
-      InputError: the check failed; the message contains `record_name`.
-    """
+    """Raises `InputError` unless a record is a serialized `tf.train.Example` with each feature, of its type and size."""
     try:
         values = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # protobuf has several implementations, each with its own error
