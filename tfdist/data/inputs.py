@@ -301,10 +301,7 @@ def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
     """Returns x if it is the complete data, otherwise the tuple of x, targets and sample weights.
 
     As in Keras, if `y` is None, a list of arrays contains the inputs of a model whose layers add the loss, and a tuple is
-    (x, y).
-
-    Raises:
-      InputError: sample weights are passed without targets.
+    (x, y). Raises `InputError` if sample weights are passed without targets.
     """
     _check_weights(y, sample_weight)
     if y is None:
@@ -376,11 +373,7 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
 
 
 def _element_parts(value: Any) -> tuple[Any, ...]:
-    """Returns (x,), (x, y) or (x, y, sample_weight), without parts that are None.
-
-    Raises:
-      InputError: sample weights are passed without targets, or a part is not an array.
-    """
+    """Returns (x,), (x, y) or (x, y, sample_weight); raises `InputError` for weights without y, or a part that is no array."""
     x, y, weights = (*value, None, None)[:3]
     _check_weights(y, weights)
     parts = (x,) if y is None else (x, y) if weights is None else (x, y, weights)
