@@ -137,9 +137,9 @@ class _PeriodicSaver(Saver):
             strict=options.strict,
             on_failure=lambda: self.sync_points.request(_WRITE_FAILED),
         )
-        self._commit_tier: InMemoryTier | None = None
+        self._in_memory_tier: InMemoryTier | None = None
         if options.commit_every:
-            self._commit_tier = InMemoryTier(
+            self._in_memory_tier = InMemoryTier(
                 self.strategy, options.commit_directory, MAX_IN_MEMORY_CHECKPOINTS, options.flags
             )
         self._step = -1  # the last step for which `save_if_due` was called
@@ -164,9 +164,9 @@ class _PeriodicSaver(Saver):
         is_enabled = bool(self._interval.steps or self._interval.seconds or self.best)
         is_best = self.best is not None and self.best.best is not None and self.best.best.step == step
         is_durable = is_periodic or is_best or _DUE in requests or _PREEMPTED in requests or (is_last and is_enabled)
-        is_commit = self._commit_tier and step % self.options.commit_every == 0
+        is_in_memory = self._in_memory_tier and step % self.options.commit_every == 0
         # The in-memory checkpoint is written first, because it is faster.
-        tiers = [self._commit_tier if is_commit else None, self._durable_tier if is_durable else None]
+        tiers = [self._in_memory_tier if is_in_memory else None, self._durable_tier if is_durable else None]
         self._save([tier for tier in tiers if tier and tier.last_step != step])
         if _PREEMPTED in requests:
             self._durable_tier.wait(strict=True)
@@ -183,16 +183,16 @@ class _PeriodicSaver(Saver):
     def finish(self) -> None:
         """Waits for all writes at the end of the run."""
         self._durable_tier.wait()
-        if self._commit_tier:
-            self._commit_tier.wait()
+        if self._in_memory_tier:
+            self._in_memory_tier.wait()
             if self._durable_tier.last_step == self._step:
-                self._commit_tier.clear()
+                self._in_memory_tier.clear()
 
     def wait_ignoring_errors(self) -> None:
         """Waits for all writes, ignoring their errors because another error is being raised."""
         self._durable_tier.wait_ignoring_errors()
-        if self._commit_tier:
-            self._commit_tier.wait_ignoring_errors()
+        if self._in_memory_tier:
+            self._in_memory_tier.wait_ignoring_errors()
 
     def _save(self, tiers: Sequence[Tier]) -> None:
         """Copies the state once, and starts writing it after all processes have completed the previous writes."""
@@ -203,7 +203,7 @@ class _PeriodicSaver(Saver):
         if self.best:  # an in-memory checkpoint must not refer to a best checkpoint that is incomplete
             self._durable_tier.wait()
         snapshot = self.take_snapshot()
-        if self._durable_tier in tiers or (self._commit_tier and self._commit_tier.survives_host_loss):
+        if self._durable_tier in tiers or (self._in_memory_tier and self._in_memory_tier.survives_host_loss):
             self.flush()
         for tier in tiers:
             tier.start(snapshot)

@@ -85,7 +85,7 @@ class RunVariables:
             **_variables_by_name(_OPTIMIZER, state, local_ids, strategy.optimizer_shards.is_local_only, paths),
         }
         self._local_specs = {name: entry.spec for name, entry in variables.items()}
-        self._specs = self._local_specs  # of all processes; see `collect`
+        self._specs = self._local_specs  # after `collect`, the specs of all processes' variables
         # If the optimizer is sharded, other processes have its remaining variables.
         self._variables = {name: entry for name, entry in variables.items() if entry.variable is not None}
         exchanged, replica_ids = [*exchanges.variables, *exchanges.own_variables], {*map(id, exchanges.own_variables)}

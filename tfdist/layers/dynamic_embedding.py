@@ -53,11 +53,11 @@ class DynamicEmbedding(keras.layers.Layer):
           InputError: an argument is invalid.
         """
         super().__init__(**kwargs)
-        numbers = {"output_dim": (output_dim, 1), "admit_after": (admit_after, 1), "evict_after": (evict_after, 0)}
-        for name, (number, lowest) in numbers.items():
-            if type(number) is not int or number < lowest:
+        integers = {"output_dim": (output_dim, 1), "admit_after": (admit_after, 1), "evict_after": (evict_after, 0)}
+        for name, (value, minimum) in integers.items():
+            if type(value) is not int or value < minimum:
                 raise InputError(
-                    f"{name} of a DynamicEmbedding must be an integer of at least {lowest}. Received: {number!r}."
+                    f"{name} of a DynamicEmbedding must be an integer of at least {minimum}. Received: {value!r}."
                 )
         self.output_dim, self.admit_after, self.evict_after = output_dim, admit_after, evict_after
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -121,8 +121,8 @@ class DynamicEmbedding(keras.layers.Layer):
         """Returns the arguments, with the initializer's seed, which Keras draws if it is not specified."""
         initializer = dict(self._rows_initializer)
         config = {"class_name": initializer.pop("name"), "config": initializer}
-        numbers = {name: getattr(self, name) for name in ("output_dim", "admit_after", "evict_after")}
-        return {**super().get_config(), **numbers, "embeddings_initializer": config}
+        integers = {name: getattr(self, name) for name in ("output_dim", "admit_after", "evict_after")}
+        return {**super().get_config(), **integers, "embeddings_initializer": config}
 
 
 def _check_keys(dtype: str) -> None:

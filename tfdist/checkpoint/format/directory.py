@@ -60,7 +60,7 @@ def newest_first(durable: Iterable[StoragePath], commits: Iterable[StoragePath])
 
 
 def checkpoints_at(path: AnyPath) -> list[StoragePath]:
-    """Returns the checkpoints at a path, newest first: the path itself, or those in it or in its run."""
+    """Returns the checkpoints at a path, newest first: the path itself, or the checkpoints in it or in its run."""
     directory = path_of(path)
     run_checkpoints = directory / "checkpoints"
     if _COMPLETE_NAME.fullmatch(directory.name) and not storage_of(run_checkpoints).exists(run_checkpoints):
