@@ -80,7 +80,7 @@ def test_the_folder_may_come_from_the_environment(folder, monkeypatch):
     ("name", "says"),
     [
         ("tfds:bare", r"must have \(input, label\) pairs. Received: supervised_keys=None"),
-        ("tfds:ragged", r"must have the same shape. Received: \(None, None, 1\).*package.module:function"),
+        ("tfds:ragged", r"must all have the same shape. Received: \(None, None, 1\).*package.module:function"),
         ("tfds:trainless", "must have a train split. Received: test"),
         ("tfds:tiles:2.0.0", "has tiles/1.0.0.*`tfds build tiles --data_dir="),
         ("tfds:mnist", "has no data set of that name.*`tfds build mnist --data_dir="),

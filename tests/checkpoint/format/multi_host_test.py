@@ -154,7 +154,7 @@ def test_all_that_is_said_has_the_deadline(tmp_path, write):
 
 
 def test_an_index_of_any_length_is_told(on_ranks, monkeypatch):
-    monkeypatch.setattr(atomic_write, "_MESSAGE", 100)
+    monkeypatch.setattr(atomic_write, "_MAX_MESSAGE_LENGTH", 100)
     values = [{"rank": 0}, np.random.default_rng(0).random(400).tolist(), "", None]
     texts = [json.dumps(value) for value in values]
     assert on_ranks(4, lambda group: atomic_write._gather_text(group, "index", texts[group.rank], 60.0)) == [texts] * 4

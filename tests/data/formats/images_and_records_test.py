@@ -243,8 +243,8 @@ def test_test_parts(tmp_path):
     [
         ("", "needs the features to read from each record.*has image/encoded, label"),
         ('(features="image/encoded:imag,label:int64")', "Received: 'image/encoded:imag' in .*Did you mean \"image\""),
-        ('(features="label:int64")', "at least two, .* Received: features='label:int64'"),
-        ('(features="label:int64, label:int64")', "each once, .* Received: 'label:int64' in"),
+        ('(features="label:int64")', "at least two distinct, .* Received: features='label:int64'"),
+        ('(features="label:int64, label:int64")', "distinct, .* Received: 'label:int64' in"),
         ('(features="a b, label:int64")', "features must be at least two distinct, comma-separated NAME:TYPE"),
         ('(features="image/encoded:uint8, label:int64")', "Received: 'image/encoded:uint8' in"),
         ('(features="image/encoded:image[9], label:int64")', r"Received: 'image/encoded:image\[9\]' in"),
@@ -258,7 +258,7 @@ def test_test_parts(tmp_path):
         ('(features="image/encoded:image, label:float32")', r"label:float32, but .*label:int64\[1\]"),
         ('(features="image/encoded:image, label:int64[2]")', r"label:int64\[2\], but .*label:int64\[1\]"),
         ('(features="image/encoded:image, label:int64", label="lable")', 'Did you mean "label"'),
-        ('(features="image/encoded:image, label:int64", test="a", validation_split=0.1)', "not both"),
+        ('(features="image/encoded:image, label:int64", test="a", validation_split=0.1)', "mutually exclusive"),
     ],
 )
 def test_features_that_records_do_not_have_are_errors(tmp_path, arguments, says):

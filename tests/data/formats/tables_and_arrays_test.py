@@ -85,7 +85,7 @@ def test_what_is_learned_is_learned_from_the_training_part(tmp_path):
 
 def test_rows_without_values(tmp_path):
     name = written(tmp_path, "a,b,y\n1,x,0\n,x,1\n3,NA,1\n4,x,0\n")
-    with pytest.raises(InputError, match="no value in column 'a', line 3 of .*drop_missing=True"):
+    with pytest.raises(InputError, match="a missing value in column 'a', line 3 of .*drop_missing=True"):
         load(f'{name}(label="y")')
     assert load(f'{name}(label="y", drop="a")').input_shape == (2,)  # NA is a category
     x, _ = everything(load(f'{name}(label="y", drop_missing=True)').train)
@@ -102,7 +102,7 @@ def test_rows_without_values(tmp_path):
         (FLOWERS, '(label="width")', "fractions in column 'width'.*regression=True"),
         (FLOWERS, '(label="species", regression=True)', "must have a number.*'rose' in column 'species', line 2"),
         (FLOWERS, '(label="species", test="other.csv")', "there is no file other.csv"),
-        (FLOWERS, '(label="species", test="x.csv", validation_split=0.5)', "not both"),
+        (FLOWERS, '(label="species", test="x.csv", validation_split=0.5)', "mutually exclusive"),
         (FLOWERS, '(label="species", delimiter=";;")', "delimiter must be one character"),
         (
             FLOWERS,
@@ -224,7 +224,7 @@ def test_forms_of_labels(tmp_path, y, classes, names):
         ({"a": X}, "must have arrays x and y.*Received: .*data.npz with a"),
         ({"x": X}, "with x but without y"),
         ({"x_train": X, "y_train": Y, "x_test": X}, "without y_test"),
-        ({"x": X, "y": Y[:3]}, r"same first dim.*\[10, 2\] and y of \[3\]"),
+        ({"x": X, "y": Y[:3]}, r"same first dim.*\[10, 2\] and y of shape \[3\]"),
         ({"x": X[:0], "y": Y[:0]}, "at least 1"),
         ({"x": np.array(["a"] * 10), "y": Y}, "x must be numeric"),
         ({"x": np.array([None] * 10), "y": Y}, "cannot be read"),
