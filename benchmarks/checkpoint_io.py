@@ -26,7 +26,7 @@ import numpy as np
 import starting
 from paired import ratio_of_medians
 
-from tfdist.checkpoint.format import Checkpoint, Part, commit, files, write_shard
+from tfdist.checkpoint.format import Checkpoint, TensorBlock, files, write_checkpoint, write_shard
 from tfdist.coordination import LocalGroup
 
 TENSOR = (1024, 2048)
@@ -46,11 +46,12 @@ class Sides:
         random = np.random.default_rng(0)
         count = max(1, megabytes * 10**6 // (4 * TENSOR[0] * TENSOR[1]))
         self.parts = [
-            Part.full(f"layer_{number}/kernel", random.standard_normal(TENSOR, np.float32)) for number in range(count)
+            TensorBlock.full(f"layer_{number}/kernel", random.standard_normal(TENSOR, np.float32))
+            for number in range(count)
         ]
         self.bytes = sum(part.values.nbytes for part in self.parts)
         self._directory = directory
-        self._path = commit(LocalGroup(), directory, self.parts, step=1, seed=1, flags={}, values={}, keep=1)
+        self._path = write_checkpoint(LocalGroup(), directory, self.parts, step=1, seed=1, flags={}, values={}, keep=1)
         [self._shard] = self._path.glob("shard-*")
         self._copy = directory / "copy"
         self._written = directory / "shard-00000.safetensors"

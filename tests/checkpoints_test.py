@@ -9,7 +9,7 @@ import pytest
 from tests import documented_json
 from tests.checkpoint.damaging import flip_last
 from tfdist import checkpoints
-from tfdist.checkpoint.format import Checkpoint, Part, commit
+from tfdist.checkpoint.format import Checkpoint, TensorBlock, write_checkpoint
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
@@ -18,8 +18,10 @@ from tfdist.errors import InputError
 def run(tmp_path):
     for step in (5, 10, 15):
         flags = {"strategy": "mirrored"}
-        parts = [Part.full("model/w", np.full(1000, step, np.float32)), Part.full("model/b", np.zeros(3))]
-        commit(LocalGroup(), tmp_path / "checkpoints", parts, step=step, seed=0, flags=flags, values={}, keep=9)
+        parts = [TensorBlock.full("model/w", np.full(1000, step, np.float32)), TensorBlock.full("model/b", np.zeros(3))]
+        write_checkpoint(
+            LocalGroup(), tmp_path / "checkpoints", parts, step=step, seed=0, flags=flags, values={}, keep=9
+        )
     return tmp_path
 
 
@@ -39,7 +41,7 @@ def test_one_that_is_damaged_is_named_with_what_is_wrong(run, capsys):
     assert checkpoints.main(str(run)) == 1
     first, second, why, third, missing = capsys.readouterr().out.splitlines()
     assert " good " in first and " bad " in second and third == "step-000000005  bad"
-    assert why == "  shard-00000.safetensors: model/w is not what was written"
+    assert why == "  shard-00000.safetensors: the hash of model/w does not match"
     assert missing == "  manifest.json: it is missing"
 
 

@@ -14,7 +14,7 @@ import tfdist
 from tests import processes
 from tests.data.formats.writing import write_image
 from tfdist import evaluate, predict, train
-from tfdist.checkpoint.format import Part, commit
+from tfdist.checkpoint.format import TensorBlock, write_checkpoint
 from tfdist.cli import trained_run, weights
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import EvaluateConfig, PredictConfig
@@ -102,8 +102,10 @@ def test_the_results_are_those_of_the_run(name, options, run_of, tmp_path, capsy
 
 def test_the_best_checkpoint_is_the_one_that_the_newest_names(tmp_path):
     for step, values in ((3, {}), (6, {"best": ["val_loss", "min", 0.5, 3]})):
-        parts = [Part.full("model/w", np.zeros(2, "float32"))]
-        commit(LocalGroup(), tmp_path / "checkpoints", parts, step=step, seed=0, flags={}, values=values, keep=9)
+        parts = [TensorBlock.full("model/w", np.zeros(2, "float32"))]
+        write_checkpoint(
+            LocalGroup(), tmp_path / "checkpoints", parts, step=step, seed=0, flags={}, values=values, keep=9
+        )
     assert [path.name for path in weights.weight_files(str(tmp_path), "best")] == ["step-000000003"]
     (tmp_path / "checkpoints" / "step-000000003").rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="kept its best checkpoint"):

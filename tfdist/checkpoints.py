@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, checkpoints_at
-from tfdist.checkpoint.format.manifest import NAME
+from tfdist.checkpoint.format.manifest import FILE_NAME
 from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import CheckpointError, ExitCode, InputError, byte_size
@@ -54,7 +54,7 @@ def _verify(path: StoragePath) -> dict[str, Any]:
 def _contents(checkpoint: Checkpoint) -> dict[str, Any]:
     path, storage = checkpoint.path, storage_of(checkpoint.path)
     files = {entry.name: storage.info(path / entry.name) for entry in storage.entries(path)}
-    manifest = files[NAME]
+    manifest = files[FILE_NAME]
     return {
         "step": checkpoint.step,
         "written_unix_seconds": manifest.modified_time if manifest else 0,

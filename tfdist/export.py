@@ -104,14 +104,14 @@ def _write_safetensors(trainer: "Trainer", path: Path) -> None:
     import keras
     import numpy as np
 
-    from tfdist.checkpoint.format import Part, write_shard
+    from tfdist.checkpoint.format import TensorBlock, write_shard
     from tfdist.config.spec import unique_names
     from tfdist.step import randomness
 
     seeds = {id(state) for state in randomness.seed_states(trainer.model)}
     variables = [v for v in trainer.model.variables if id(v) not in seeds]
     variables_by_name = unique_names((v.path, v) for v in variables)
-    parts = [Part.full(name, np.array(keras.ops.convert_to_numpy(v))) for name, v in variables_by_name.items()]
+    parts = [TensorBlock.full(name, np.array(keras.ops.convert_to_numpy(v))) for name, v in variables_by_name.items()]
     [name] = write_shard(path.parent, 0, parts).shards
     (path.parent / name).rename(path)
 

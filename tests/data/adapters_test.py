@@ -98,9 +98,9 @@ def test_with_targets_nothing_is_a_pair_of_data_sets():
     ("arguments", "words"),
     [
         ((X, None, np.ones(6), None, 0.0), "`sample_weight` needs arrays `x` and `y`"),
-        ((X, Y, None, (X, Y), 0.5), "`validation_data` or `validation_split`, not both"),
-        ((((X, Y), (X, Y)), None, None, None, 0.5), "fraction of arrays. Received: a tuple"),
-        ((X[:1], Y[:1], None, None, 0.5), "leaves rows for both parts. Received: 0.5 of 1 rows"),
+        ((X, Y, None, (X, Y), 0.5), "`validation_data` and `validation_split` are mutually exclusive"),
+        ((((X, Y), (X, Y)), None, None, None, 0.5), "`validation_split` requires arrays. Received: a tuple"),
+        ((X[:1], Y[:1], None, None, 0.5), "leave rows for training and validation. Received: 0.5 of 1 rows"),
     ],
 )
 def test_data_arguments_that_are_refused(arguments, words):

@@ -54,5 +54,5 @@ def test_labels_must_be_one_tensor_of_numbers(y):
 
 
 def test_class_weights_and_sample_weights_exclude_each_other():
-    with pytest.raises(InputError, match="Give class weights or sample weights. Received: both"):
+    with pytest.raises(InputError, match="Class weights and sample weights are mutually exclusive. Received: both"):
         with_class_weight(make("source", np.zeros(2), np.zeros(2, np.int32), np.ones(2)), {0: 1.0})

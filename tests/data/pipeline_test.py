@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tfdist.data import ArraySource, EvaluationPipeline, Pipeline, StreamSource, rows
+from tfdist.data import ArraySource, EvaluationPipeline, Pipeline, StreamSource, row_range
 from tfdist.data.batches import checksum, count_rows, replica_part, split_batches
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.data.source import indices
@@ -76,7 +76,7 @@ def test_every_row_goes_to_one_replica_and_batches_do_not_depend_on_their_number
     found = allocated(pipeline, 2, processes)
     replicas = sum(map(len, processes))
     for (_, replica), share in found.items():
-        assert len(share) == rows(batch_size, replica, replicas)[1]
+        assert len(share) == row_range(batch_size, replica, replicas)[1]
     assert global_batches(pipeline, 2, processes) == global_batches(pipeline, 2)
 
 
@@ -194,7 +194,7 @@ def test_what_is_missing_is_left_out():
 
 
 def test_sparse_tensors_are_refused():
-    with pytest.raises(InputError, match="Received: a SparseTensor. Use tf.sparse.to_dense"):
+    with pytest.raises(InputError, match="Received: a SparseTensor. Apply tf.sparse.to_dense"):
         replica_part(tf.sparse.from_dense(tf.eye(4)), 0, 2)
 
 

@@ -180,9 +180,9 @@ def test_batches_that_make_no_step_are_refused_rather_than_cut():
     [
         (DATASET.repeat(), "needs `steps_per_epoch` .*Received: a tf.data.Dataset that repeats"),
         (generator(), "needs `steps_per_epoch` .* Received: a generator"),
-        (DATASET.take(0), "must have examples. Received: a tf.data.Dataset without a batch"),
+        (DATASET.take(0), "must have examples. Received: an empty tf.data.Dataset"),
         (DATASET.map(lambda x, y: (x, y, y, y)), r"must be tuples \(x, y\)"),
-        (DATASET.map(lambda x, y: (x, {"a": y, "b": None})), "must consist of arrays. Received: y with None in it"),
+        (DATASET.map(lambda x, y: (x, {"a": y, "b": None})), "must consist of arrays. Received: y that contains None"),
         ((batch[0] for batch in generator()), "must return a tuple"),
     ],
 )

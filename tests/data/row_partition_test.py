@@ -14,7 +14,7 @@ from tfdist.data.row_partition import (
     RowPartition,
     apportion,
     check_batch_size,
-    rows,
+    row_range,
 )
 from tfdist.errors import InputError
 
@@ -93,7 +93,7 @@ def test_unequal_shares_are_an_error_that_names_a_remedy(batch_size, replicas, m
 @hypothesis.given(batch_size=st.integers(0, 200), replicas=st.integers(1, 30))
 @hypothesis.settings(derandomize=True)
 def test_shares_are_disjoint_complete_in_order_and_even(batch_size, replicas):
-    shares = [rows(batch_size, replica, replicas) for replica in range(replicas)]
+    shares = [row_range(batch_size, replica, replicas) for replica in range(replicas)]
     assert [row for first, count in shares for row in range(first, first + count)] == list(range(batch_size))
     counts = [count for _, count in shares]
     assert counts == [batch_size // replicas + (replica < batch_size % replicas) for replica in range(replicas)]
@@ -117,7 +117,7 @@ def test_equal_weights_are_the_even_allocation():
 
 def allocated(allocation, batch):
     tensors = [tf.constant(number, tf.int64) for number in (batch, 12, 1)]
-    first, count = allocation.share(*tensors, 2)
+    first, count = allocation.row_range(*tensors, 2)
     return int(first), int(count)
 
 

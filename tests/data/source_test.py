@@ -95,7 +95,7 @@ def test_a_source_of_ones_own_needs_a_size_and_a_fetch_and_a_sample_is_from_all_
         ((np.zeros(3),), "tuple of 1"),
         ({"x": np.zeros(3), "y": np.zeros(3)}, "dict of 2"),
         ((), "tuple of 0"),
-        (({}, {}), "none"),
+        (({}, {}), "no arrays"),
     ],
 )
 def test_arrays_that_are_no_examples_are_an_error(arrays, says):

@@ -79,11 +79,11 @@ def test_the_folder_may_come_from_the_environment(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("tfds:bare", r"must have pairs \(input, label\). Received: None"),
-        ("tfds:ragged", r"must have the same shape. Received: \(None, None, 1\).*package.module:function"),
-        ("tfds:trainless", "must have a split train. Received: test"),
+        ("tfds:bare", r"must have \(input, label\) pairs. Received: supervised_keys=None"),
+        ("tfds:ragged", r"must all have the same shape. Received: \(None, None, 1\).*package.module:function"),
+        ("tfds:trainless", "must have a train split. Received: test"),
         ("tfds:tiles:2.0.0", "has tiles/1.0.0.*`tfds build tiles --data_dir="),
-        ("tfds:mnist", "has nothing of that name.*`tfds build mnist --data_dir="),
+        ("tfds:mnist", "has no data set of that name.*`tfds build mnist --data_dir="),
     ],
 )
 def test_what_cannot_be_used_is_an_error(folder, name, says):

@@ -41,7 +41,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "tfds": ("--dataset=tfds:mnist --data_dir=nothing", "tfds:mnist", "tfds build mnist"),
     "a table without label": ("--dataset=csv:own_of_test.py", "column of the label", "Add label="),
     "records without features": ("--dataset=tfrecord:own_of_test.py", "must be complete", "own_of_test.py"),
-    "augmentation of text": ("--augment=flip --dataset=text --model=transformer", "changes images", "int32[128]"),
+    "augmentation of text": ("--augment=flip --dataset=text --model=transformer", "requires images", "int32[128]"),
     "model does not import": ("--model=broken_of_test:f", "broken_of_test", "a_package_that_nobody_has"),
     "model raises": ("--model=own_of_test:raising", "--model=own_of_test:raising", "too few layers", "own_of_test.py"),
     "loss does not fit": ("--loss=mean_squared_error", "y int32[]", "--loss"),

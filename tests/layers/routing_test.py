@@ -67,8 +67,8 @@ def test_routes_are_those_of_a_loop(sizes):
     dispatch, dropped = by_hand(*case)
     np.testing.assert_array_equal(found.dispatch, dispatch)
     assert float(found.dropped) == dropped
-    np.testing.assert_array_equal(found.load, dispatch.sum((0, 1, 3)))
-    assert float(tf.reduce_sum(found.load)) + dropped == choices * real.sum()  # no token is lost or duplicated
+    np.testing.assert_array_equal(found.expert_tokens, dispatch.sum((0, 1, 3)))
+    assert float(tf.reduce_sum(found.expert_tokens)) + dropped == choices * real.sum()  # no token is lost or duplicated
 
 
 @given(SIZES)

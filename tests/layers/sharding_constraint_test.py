@@ -82,7 +82,7 @@ def test_a_constraint_lays_out_and_changes_no_value(value, dims, given, expected
     [
         (
             "batch embed",
-            r"must name each dim of a tensor. Received: 'batch embed' for a tensor of the shape \(None, 6, 4\)",
+            r"must name each dim of the tensor. Received: 'batch embed' for shape \(None, 6, 4\)",
         ),
         ("batch sequence sequence", "puts sequence and sequence of between on the axis model"),
         ("batch sequence batch", "puts batch and batch of between on the axis data"),

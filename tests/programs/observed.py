@@ -164,13 +164,15 @@ def _first_row() -> Any:
     """Returns the index in the batch of this replica's first row."""
     if PLAIN:
         return 0.0
-    from tfdist.data.row_partition import share
+    from tfdist.data.row_partition import traced_row_range
     from tfdist.keras_fit import one_device
 
     replica = one_device.current_replica()
     if replica is None:
         return 0.0
-    return tf.cast(share(replica.batch_size, replica.collectives.rank, replica.collectives.size)[0], "float64")
+    return tf.cast(
+        traced_row_range(replica.batch_size, replica.collectives.rank, replica.collectives.size)[0], "float64"
+    )
 
 
 def main(directory: str, *arguments: str) -> None:

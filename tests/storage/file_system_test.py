@@ -4,7 +4,7 @@ import os
 import pytest
 
 from tfdist.storage import Entry, FileSystem, NotRegularFile
-from tfdist.storage.registry import text_of
+from tfdist.storage.registry import read_text
 
 FILES = FileSystem()
 
@@ -19,7 +19,7 @@ def test_links_devices_and_pipes_are_not_opened(tmp_path):
     for path in (tmp_path, tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(NotRegularFile):
             FILES.read(tmp_path / path)
-    assert text_of(tmp_path / "link") == "text"  # of a file that the user names
+    assert read_text(tmp_path / "link") == "text"  # of a file that the user names
     os.truncate(tmp_path / "file", 1 << 40)
     with pytest.raises(OSError, match="it has 1099511627776 bytes"):
         FILES.read(tmp_path / "file")
@@ -56,7 +56,7 @@ def test_nothing_is_written_through_a_link(write, tmp_path):
         write(tmp_path / "a")
     assert caught.value.errno == errno.ELOOP
     (tmp_path / "b").hardlink_to(tmp_path / "precious")
-    with pytest.raises(NotRegularFile, match="a file with several names"):
+    with pytest.raises(NotRegularFile, match="a file with several hard links"):
         write(tmp_path / "b")
     (tmp_path / "c").symlink_to(tmp_path / "new")
     with pytest.raises(OSError):

@@ -1,4 +1,4 @@
-"""The contract of storages; add a new storage to the fixture `storage`."""
+"""The contract of storage backends; add a new backend to the fixture `storage`."""
 
 import errno
 from concurrent.futures import ThreadPoolExecutor

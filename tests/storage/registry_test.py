@@ -17,7 +17,7 @@ class Other(FileSystem):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     """An empty registry for one test."""
-    monkeypatch.setattr(registry, "_STORAGES", dict(registry._STORAGES))
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
     registry._storage.cache_clear()
     yield
     registry._storage.cache_clear()
@@ -31,7 +31,7 @@ def test_paths_of_this_machine(monkeypatch, tmp_path):
     assert isinstance(path_of(tmp_path), pathlib.Path)
     for path in ("runs", "file:///runs", tmp_path):
         assert type(storage_of(path)) is FileSystem
-    with pytest.raises(InputError, match="Received: file://host/runs. Give file:///PATH"):
+    with pytest.raises(InputError, match="Received: file://host/runs. Use file:///PATH"):
         path_of("file://host/runs")
 
 
@@ -59,7 +59,7 @@ def test_an_unknown_scheme_is_bad_input():
         path_of("gs://bucket/run")
     known = str(caught.value).split("Received")[0]
     assert "file://" in known and "other://" in known
-    assert "Received: gs://bucket/run. Give another path, install" in str(caught.value)
+    assert "Received: gs://bucket/run. Use another path, install" in str(caught.value)
 
 
 @pytest.mark.parametrize("scheme", ["file", "S3", "", "a/b", "a b"])

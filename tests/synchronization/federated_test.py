@@ -213,7 +213,7 @@ def test_the_ledger_has_the_examples_of_each_round(mirrored3):
             {},
             "Every client needs an example in each of its 2 shards",
         ),
-        ("fedavg(clients=5, shards_per_client=2)", (X, Y.reshape(60, 2, 1)), {}, "a class for each example"),
+        ("fedavg(clients=5, shards_per_client=2)", (X, Y.reshape(60, 2, 1)), {}, "each example needs a class label"),
         ("fedavg(clients=5)", (X, Y), {"steps_per_epoch": 30}, "steps_per_epoch"),
         ("fedavg(clients=5)", (X, Y), {"schedule": tfdist.Schedule(elastic_batch="replica")}, "elastic_batch"),
         ("fedavg(clients=60, fraction=0.01)", (X, Y), {}, "at least the number of replicas"),

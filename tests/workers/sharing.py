@@ -20,7 +20,7 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *folders: str) -> N
     replication._MAX_BYTES_AT_ONCE = 3 * PIECE
     carry(replication.ByteTransfer(strategy), strategy.group)
     for folder in folders:
-        found = replication.share(strategy, directory / f"host{strategy.cluster.rank}" / folder)
+        found = replication.replicate_newest_checkpoint(strategy, directory / f"host{strategy.cluster.rank}" / folder)
         print(f"{folder}: {found}", flush=True)
 
 

@@ -20,7 +20,7 @@ class BestValue(NamedTuple):
     metric: str  # name of the metric, as in Keras's logs
     mode: str  # "min" or "max", the better direction
     value: float  # its best value
-    step: int  # number of completed updates when it was measured
+    step: int  # number of completed updates when the value was measured
 
     def __str__(self) -> str:
         """Returns `val_accuracy 0.9861 at step 80`."""
@@ -28,7 +28,7 @@ class BestValue(NamedTuple):
 
 
 class BestTracker:
-    """Tracks the best value of a metric, the same on every process.
+    """Tracks the best value of a metric, which is the same on every process.
 
     Attributes:
       directory: directory of the checkpoints.
@@ -36,13 +36,13 @@ class BestTracker:
     """
 
     def __init__(self, directory: str, metric: str, mode: str, initial: BestValue | None = None):
-        """Initializes with the best value of a resumed run, which is ignored if it belongs to another metric."""
+        """Initializes the tracker; `initial` is a resumed run's best value, ignored if it is of another metric or mode."""
         self.directory = directory
         self._metric, self._mode = metric, mode
         self.best = initial if initial and initial[:2] == (metric, mode) else None
 
     def observe(self, step: int, logs: Mapping[str, float]) -> None:
-        """Updates the best value from `logs`; equal values, inf and NaN are not improvements."""
+        """Updates the best value from `logs`; an equal, infinite or NaN value is not an improvement."""
         value = float(logs.get(self._metric, math.nan))
         sign = 1 if self._mode == "max" else -1
         if math.isfinite(value) and (self.best is None or sign * value > sign * self.best.value):
@@ -55,17 +55,17 @@ def checkpoint_of(best: BestValue, directory: AnyPath) -> StoragePath | None:
 
 
 def best_checkpoint(tracker: BestTracker | None, step: int, group: Group) -> tuple[BestValue | None, str]:
-    """Returns the best value, and the path of its checkpoint, empty if `step` is the best one; the same on every process.
+    """Returns the best value and the path of its checkpoint, which is empty if `step` is the best step.
 
-    Without an intact checkpoint, a warning is logged, and the result is None and an empty path.
+    The result is the same on every process. Without an intact checkpoint, logs a warning and returns None and "".
 
     Raises:
       InputError: there is no best value.
     """
     if tracker is None or tracker.best is None:
         raise InputError(
-            "`load_best` needs a fit with checkpoints=Checkpoints(best=...) in which its metric was measured. "
-            f"Received: a trainer {'in whose fit it was not measured' if tracker else 'without such a fit'}."
+            "`load_best` must be called after a fit with checkpoints=Checkpoints(best=...) that measured the metric. "
+            f"Received: a trainer {'whose fit did not measure the metric' if tracker else 'without such a fit'}."
         )
     best, intact_path = tracker.best, ""
     if best.step == step:
@@ -74,7 +74,7 @@ def best_checkpoint(tracker: BestTracker | None, step: int, group: Group) -> tup
         try:
             path = checkpoint_of(best, tracker.directory)
             if path is None:
-                raise FileNotFoundError(f"There is none in {tracker.directory}.")
+                raise FileNotFoundError(f"It was not found in {tracker.directory}.")
             Checkpoint.open(path).verify()
             intact_path = str(path)
         except (CheckpointError, OSError) as error:
@@ -84,11 +84,7 @@ def best_checkpoint(tracker: BestTracker | None, step: int, group: Group) -> tup
 
 
 def best_of(values: Mapping[str, Any]) -> BestValue | None:
-    """Returns the best value in the values of a checkpoint; None if there is none.
-
-    Raises:
-      TypeError, ValueError: it is invalid.
-    """
+    """Returns the best value in a checkpoint's `values`, or None; raises `TypeError` or `ValueError` if it is invalid."""
     items: Json = values.get("best")
     if items is None:
         return None

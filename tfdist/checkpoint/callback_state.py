@@ -1,4 +1,4 @@
-"""State of Keras callbacks in checkpoints, such as the best weights of `EarlyStopping`."""
+"""Saves and restores the state of Keras callbacks, such as the best weights of `EarlyStopping`."""
 
 import copy
 import logging
@@ -10,18 +10,18 @@ import keras
 import numpy as np
 
 from tfdist import keras_internals
-from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, Part
-from tfdist.checkpoint.format.files import DTYPES, is_known
+from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, TensorBlock
+from tfdist.checkpoint.format.files import DTYPES, is_supported_dtype
 from tfdist.config.spec import unique_names
 from tfdist.coordination import Json
 from tfdist.errors import InputError
 
-_STATE_DICT = "state_dict()"  # key of the result of `state_dict()` in a state, whose other keys are attributes
+_STATE_DICT = "state_dict()"  # key in a saved state of the result of `state_dict()`; other keys are attribute names
 _log = logging.getLogger(__name__)
 
 
 def encode_value(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Json:
-    """Returns a value as JSON that refers to its arrays by names that begin with `name`, and adds them to `arrays`.
+    """Encodes a value as JSON; adds its arrays to `arrays`, and refers to them by names that begin with `name`.
 
     Raises:
       TypeError: the value does not consist of numbers, strings, None, arrays, tensors, and lists, tuples and dicts of these.
@@ -32,7 +32,7 @@ def encode_value(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Json:
     if type(value) is float:
         return value if math.isfinite(value) else {"float": value.hex()}  # JSON has neither inf nor NaN
     if type(value) in (list, tuple):
-        items = [encode_value(item, f"{name}/{number}", arrays) for number, item in enumerate(value)]
+        items = [encode_value(item, f"{name}/{index}", arrays) for index, item in enumerate(value)]
         return items if type(value) is list else {"tuple": items}
     if type(value) is dict:
         return {
@@ -40,7 +40,7 @@ def encode_value(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Json:
             "keys": [encode_value(key, name, {}) for key in value],
         }
     array = np.asarray(value) if hasattr(value, "__array__") else None
-    if array is None or not is_known(array.dtype):
+    if array is None or not is_supported_dtype(array.dtype):
         raise TypeError(f"{value!r:.60} of type {type(value).__name__}")
     if not array.ndim:
         return {"scalar": array.dtype.name, "value": encode_value(array.item(), name, arrays)}
@@ -77,14 +77,14 @@ class CallbackStates:
     """
 
     def __init__(self, is_chief: bool):
-        """Initializes without callbacks; only the state of rank 0, with `is_chief`, is saved."""
+        """Initializes without callbacks; only rank 0 (`is_chief`) saves the states."""
         self._is_chief = is_chief
         self._callbacks: dict[str, keras.callbacks.Callback] = {}
-        # States to restore: in the next run, and in this run until its first epoch begins.
+        # States to restore in the next run, and states to restore in this run until its first epoch begins.
         self._next_states: dict[str, dict[str, Any]] | None = None
         self._restored_states: dict[str, dict[str, Any]] | None = None
         self._learning_rate: float | None = None
-        # Initial attributes of the callbacks that are not saved.
+        # Names and ids of attributes after `on_train_begin`, for callbacks without saved state, to detect later changes.
         self._unsaved_attributes: dict[str, set[tuple[str, int]]] = {}
 
     def start(self, callbacks: Sequence[keras.callbacks.Callback], optimizer: keras.Optimizer) -> None:
@@ -94,14 +94,14 @@ class CallbackStates:
         self._optimizer, self._learning_rate = optimizer, keras_internals.constant_learning_rate(optimizer)
 
     def after_train_begin(self) -> None:
-        """Restores the callbacks after `on_train_begin`, which resets those of Keras."""
+        """Restores the callbacks; called after `on_train_begin`, in which Keras's callbacks reset their state."""
         self._load()
         states = self._restored_states or {}
         ignored_names = [name for name, state in states.items() if state and not self._is_restored(name, state)]
         if ignored_names and self._is_chief:
             _log.warning(
-                "These callback states in the checkpoint are not restored: %s. Each belongs to no callback of this run "
-                "or to one without load_state_dict.",
+                "These callback states in the checkpoint are not restored: %s. Either this run has no callback of that "
+                "name, or the callback has no load_state_dict method.",
                 ", ".join(ignored_names),
             )
         self._unsaved_attributes = {
@@ -111,7 +111,7 @@ class CallbackStates:
         }
 
     def after_epoch_begin(self, is_resumed: bool) -> None:
-        """Restores the callbacks after `on_epoch_begin` of an epoch that the resumed run had already begun (`is_resumed`)."""
+        """Called after `on_epoch_begin`. If the resumed run had already begun this epoch, restores the callbacks again."""
         if is_resumed:
             self._load()
         self._restored_states = None
@@ -123,7 +123,7 @@ class CallbackStates:
 
     @property
     def is_over(self) -> bool:
-        """Whether `EarlyStopping` had stopped the resumed run, and would stop it again."""
+        """Whether `EarlyStopping` had stopped the resumed run and would stop it again."""
         return any(
             isinstance(callback, keras.callbacks.EarlyStopping)
             and callback.stopped_epoch > 0
@@ -131,31 +131,27 @@ class CallbackStates:
             for callback in self._callbacks.values()
         )
 
-    def save(self) -> tuple[Json, list[Part]]:
-        """Returns the current states as JSON, and copies of arrays on rank 0; every process must call it.
+    def save(self) -> tuple[Json, list[TensorBlock]]:
+        """Returns the current states as JSON and, on rank 0, copies of their arrays; every process must call this.
 
         Raises:
-          InputError: a `state_dict` returns a value that cannot be saved.
+          InputError: a callback's state, such as the result of its `state_dict`, cannot be saved.
         """
         unsaved = self._unsaved_attributes
         if names := [name for name, ids in unsaved.items() if _attribute_ids(self._callbacks[name]) != ids]:
             self._unsaved_attributes = {}
             _log.warning(
-                "Checkpoints do not contain the attributes of %s: a resumed run starts with their initial values. "
-                "Callbacks with state need state_dict and load_state_dict.",
+                "Checkpoints do not contain the attributes of %s: a resumed run starts with their initial values. To save "
+                "and restore its state, a callback needs the methods state_dict and load_state_dict.",
                 ", ".join(names),
             )
         arrays: dict[str, np.ndarray] = {}
         values = {name: _encode_state(name, callback, arrays) for name, callback in self._callbacks.items()}
         saved_arrays = arrays if self._is_chief else {}
-        return values, [Part.full(name, np.array(array, order="C")) for name, array in saved_arrays.items()]
+        return values, [TensorBlock.full(name, np.array(array, order="C")) for name, array in saved_arrays.items()]
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Reads the states of callbacks from a checkpoint, for the next run.
-
-        Raises:
-          CorruptCheckpointError: they are not a result of `save`.
-        """
+        """Reads callback states from a checkpoint for the next run; raises `CorruptCheckpointError` if they are invalid."""
         states = checkpoint.values["callbacks"]
         try:
             self._next_states = {
@@ -184,7 +180,7 @@ class CallbackStates:
 
 
 def _callback_name(callback: keras.callbacks.Callback) -> str:
-    """Returns the class of a callback and the metric that it monitors."""
+    """Returns the name of a callback's class, followed by the metric that it monitors, if any."""
     monitor = getattr(callback, "monitor", None)
     return type(callback).__name__ + (f":{monitor}" if isinstance(monitor, str) else "")
 
@@ -194,7 +190,7 @@ def _has_state_dict(callback: keras.callbacks.Callback) -> bool:
 
 
 def _is_keras_callback(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback is one of Keras's, or of a subclass of one that has state."""
+    """Returns whether a callback is from Keras, or of a subclass of a Keras callback with state."""
     return type(callback).__module__.startswith("keras.") or bool(keras_internals.callback_state(callback))
 
 

@@ -1,4 +1,4 @@
-"""Durable and in-memory checkpoints, and the replication of in-memory checkpoints to other hosts."""
+"""Writes durable and in-memory checkpoints in the background, and replicates in-memory checkpoints to other hosts."""
 
 import contextlib
 import errno
@@ -20,13 +20,13 @@ from tfdist.checkpoint.format import (
     CheckpointError,
     HostPlacement,
     LocalFiles,
-    Part,
+    TensorBlock,
     clean_partial,
-    commit,
     copy_holder,
     newest,
     remove,
     shard_bytes,
+    write_checkpoint,
 )
 from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.coordination import Group
@@ -35,10 +35,10 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, TfdistError
 from tfdist.storage import path_of
 
-_MAX_BYTES_AT_ONCE = 64 << 20  # total of all processes; an engine may deliver all bytes to each process
+_MAX_BYTES_AT_ONCE = 64 << 20  # sum over all processes, because an engine may deliver all bytes to each process
 _log = logging.getLogger(__name__)
 _HOST_ID_FILE = ".host"  # a file that distinguishes directories of the same name on different hosts
-_ATTEMPTS, _PAUSE = 500, 0.01  # pause in seconds
+_READ_ATTEMPTS, _PAUSE_SECONDS = 500, 0.01
 
 
 class ByteTransfer:
@@ -51,11 +51,7 @@ class ByteTransfer:
     """
 
     def __init__(self, strategy: Strategy):
-        """Initializes the transfer without compiling.
-
-        Raises:
-          InputError: the strategy has no collectives between its processes.
-        """
+        """Initializes the transfer without compiling anything; raises `InputError` as `check_can_transfer` does."""
         check_can_transfer(strategy)
         self._strategy = strategy
         self._word_dtype = strategy.collectives.wire.packed
@@ -64,11 +60,11 @@ class ByteTransfer:
         self._function: Any = None  # traced by the first call
 
     def send(self, data: np.ndarray, process: int) -> dict[int, np.ndarray]:
-        """Sends uint8 `data` of any length from each process to one other process.
+        """Sends `data`, uint8 of any length, from each process to one other process.
 
-        Returns the bytes that other processes have sent to this one, by rank.
+        Returns the bytes that other processes have sent to this process, by rank.
         """
-        messages = self._strategy.group.gather("carrying/to one", [data.size, process], LONG_SECONDS)
+        messages = self._strategy.group.gather("byte_transfer/sizes", [data.size, process], LONG_SECONDS)
         own_rank = self._strategy.cluster.rank
         buffers = {rank: np.empty(n, np.uint8) for rank, (n, receiver) in enumerate(messages) if receiver == own_rank}
         for start in range(0, max(size for size, _ in messages), self.max_bytes):
@@ -99,29 +95,29 @@ class ByteTransfer:
         collectives = self._strategy.collectives
         is_first = tf.cast(tf.equal(collectives.rank % self._local_replicas, 0), tf.int32)
         message = data[: tf.size(data) * is_first]
-        return collectives.all_to_all([message], splits=splits * is_first, name="carrying/to_one")[0]
+        return collectives.all_to_all([message], splits=splits * is_first, name="byte_transfer")[0]
 
 
 def can_transfer(strategy: Strategy) -> bool:
-    """Returns whether the processes of a strategy can send each other bytes whose number is known only at run time."""
-    # If the collectives of the job differ, a replica spans several processes; workers of parameter servers may be lost.
+    """Returns whether the processes of a strategy can send each other byte arrays of dynamic size."""
+    # If the job has other collectives, a replica spans several processes; workers of parameter servers may be lost.
     return not (strategy.compiles_replicas or strategy.remote) and strategy.job_collectives is strategy.collectives
 
 
 def check_can_transfer(strategy: Strategy) -> None:
-    """Raises `InputError` if a strategy's processes cannot send each other bytes."""
+    """Raises `InputError` unless `can_transfer` is true for a strategy."""
     if not can_transfer(strategy):
         raise InputError(
-            "Commits of hosts that share no directory are sent over the collectives of the strategy. Received: "
-            f"{strategy.name}, which has none between processes. Give a --commit_dir that all hosts share, or leave "
-            "out --commit_every."
+            "In-memory checkpoints of hosts without a shared directory are copied with the strategy's collectives. "
+            f"Received: {strategy.name}, which has no collectives between processes. Set --commit_dir to a directory that "
+            "all hosts share, or remove --commit_every."
         )
 
 
-def hosts(group: Group, directory: Path) -> list[list[int]]:
-    """Returns the ranks that share a directory, for each directory of this name; every rank must call it.
+def ranks_by_directory(group: Group, directory: Path) -> list[list[int]]:
+    """Returns the ranks grouped by the directory that they see under a path; every rank must call this.
 
-    Creates the directory if necessary, with a small file in it.
+    There is one group per host or shared file system. Creates the directory if necessary, with a small file in it.
 
     Raises:
       InputError: on all ranks, if the directory is not writable.
@@ -136,7 +132,8 @@ def hosts(group: Group, directory: Path) -> list[list[int]]:
     for rank, (host_id, failure) in ((rank, answer) for rank, answer in enumerate(answers) if answer):
         if failure:
             raise InputError(
-                f"Commits need a writable directory. Received, on rank {rank}: {failure}. Give another --commit_dir."
+                f"In-memory checkpoints need a writable directory. Received, on rank {rank}: {failure}. Specify another "
+                "--commit_dir."
             )
         ranks_by_host.setdefault(host_id, []).append(rank)
     return list(ranks_by_host.values())
@@ -148,17 +145,17 @@ def _host_id(directory: Path) -> str:
     path = directory / _HOST_ID_FILE
     with contextlib.suppress(FileExistsError), open(path, "x") as file:
         file.write(secrets.token_hex(8))
-    for _ in range(_ATTEMPTS):  # another process may have created it without having written it yet
+    for _ in range(_READ_ATTEMPTS):  # another process may have created the file and not written it yet
         if text := path.read_text():
             return text
-        time.sleep(_PAUSE)
-    raise OSError(errno.EIO, f"{_HOST_ID_FILE} in it is empty")
+        time.sleep(_PAUSE_SECONDS)
+    raise OSError(errno.EIO, f"the file {_HOST_ID_FILE} in it is empty")
 
 
-def share(strategy: Strategy, folder: Path) -> list[str] | None:
+def replicate_newest_checkpoint(strategy: Strategy, folder: Path) -> list[str] | None:
     """Copies the newest in-memory checkpoint in `folder` that is complete across all hosts to each host.
 
-    Every process must call it before reading an in-memory checkpoint.
+    Every process must call this before reading an in-memory checkpoint.
 
     Returns:
       Names of the in-memory checkpoints that are complete on every host; None, without examining them, if all processes
@@ -167,8 +164,8 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
     group = strategy.group
     host_ranks = [[rank] for rank in range(group.size)]
     if group.size > 1:
-        with contextlib.suppress(InputError):  # of a host that cannot create the directory, which thus has no files
-            host_ranks = hosts(group, folder)
+        with contextlib.suppress(InputError):  # a host that cannot create the directory has no files in it
+            host_ranks = ranks_by_directory(group, folder)
     if len(host_ranks) == 1 or not can_transfer(strategy):
         return None
     first_ranks = [host[0] for host in host_ranks]
@@ -187,7 +184,8 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
     ignored_names = [name for name in names if name > max(shared_names, default="")]
     if ignored_names and strategy.is_chief:
         _log.warning(
-            "Ignoring the commit %s: the hosts of this start do not have all of its files.", ", ".join(ignored_names)
+            "Ignoring the in-memory checkpoint %s: the hosts of this attempt do not have all of its files.",
+            ", ".join(ignored_names),
         )
     return shared_names
 
@@ -197,7 +195,7 @@ def _local_checkpoints(folder: Path) -> dict[str, LocalFiles]:
     with contextlib.suppress(OSError):
         clean_partial(folder)
     for path in newest(folder):
-        with contextlib.suppress(OSError, TfdistError):  # without a manifest here, another host may have it
+        with contextlib.suppress(OSError, TfdistError):  # if the manifest is missing here, another host may have it
             files[path.name] = Checkpoint.local_files(path)
     return files
 
@@ -209,7 +207,7 @@ def _is_complete(name: str, files_by_rank: Mapping[int, Mapping[str, LocalFiles]
 
 
 def _send(strategy: Strategy, path: Path, files_by_rank: Mapping[int, LocalFiles | None]) -> bool:
-    """Sends each file from a host that has it to those that do not; returns whether all hosts have all files."""
+    """Sends each file from a host that has it to the hosts that do not; returns whether all hosts have all files."""
     transfer = ByteTransfer(strategy)
     sizes = next(files for files in files_by_rank.values() if files).sizes
     own_rank, failure, is_new = strategy.group.rank, "", not path.exists()
@@ -228,14 +226,14 @@ def _send(strategy: Strategy, path: Path, files_by_rank: Mapping[int, LocalFiles
     failures = strategy.group.gather("commits/shared", failure, LONG_SECONDS)
     for rank, error in enumerate(failures):
         if error and own_rank == 0:
-            _log.warning("Rank %d cannot write the commit %s, which the others have: %s.", rank, path.name, error)
+            _log.warning("Rank %d cannot write the in-memory checkpoint %s: %s.", rank, path.name, error)
     if failure and is_new:
         shutil.rmtree(path, ignore_errors=True)
     return not any(failures)
 
 
 def _write_piece(path: Path, piece: np.ndarray, start: int, size: int) -> str:
-    """Writes a piece of a file, which is renamed after the last piece; returns the error, or ""."""
+    """Writes a piece of a file, which is renamed after the last piece; returns the error message, or ""."""
     partial = path.with_name(f".{path.name}.arriving")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -254,25 +252,25 @@ class RunSnapshot(NamedTuple):
 
     step: int  # number of completed updates
     seed: int  # seed of the run
-    parts: Sequence[Part]  # copies of the blocks that this process writes
+    parts: Sequence[TensorBlock]  # copies of the blocks that this process writes
     values: Any  # state other than tensors, as JSON
-    state: RunVariables  # variables from which the parts were copied
+    state: RunVariables  # variables from which the blocks were copied
     placement: HostPlacement | None = None  # placement of the files on hosts; None if all processes share a directory
     keep_steps: Sequence[int] = ()  # steps of further checkpoints to keep
 
 
 class Tier:
-    """A directory with a run's checkpoints, and the thread that writes them, one at a time.
+    """Writes a run's checkpoints of one kind to a directory, in a thread, one at a time.
 
     Attributes:
       last_step: step of the last checkpoint whose write has started and not failed.
     """
 
     noun = "checkpoint"
-    level = logging.INFO  # of the message about a complete checkpoint
+    level = logging.INFO  # log level of the message about a complete checkpoint
 
     def __init__(self, group: Group, directory: str, keep: int, flags: Mapping[str, Any]):
-        """Initializes without writing; see `Checkpoints` for the arguments."""
+        """Initializes the tier without writing; see `Checkpoints` for the arguments."""
         self._group = group
         self.directory = path_of(directory)
         self._keep = keep
@@ -282,7 +280,7 @@ class Tier:
         self._error: BaseException | None = None
 
     def start(self, snapshot: RunSnapshot) -> None:
-        """Starts a write; the previous one must be complete."""
+        """Starts writing a checkpoint; `wait` must have been called for the previous one."""
         self.last_step = snapshot.step
         self._thread = threading.Thread(target=self._run, args=(snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
@@ -294,7 +292,7 @@ class Tier:
             self._error = error
 
     def wait(self) -> None:
-        """Waits for the write; raises its exception, once."""
+        """Waits for the write; raises its exception once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -302,20 +300,22 @@ class Tier:
         if error is not None:
             raise error
 
-    def drop(self) -> None:
+    def wait_ignoring_errors(self) -> None:
         """Waits for the write, ignoring its errors because another error is being raised."""
         with contextlib.suppress(Exception):
             Tier.wait(self)
 
     def _write(self, snapshot: RunSnapshot) -> None:
         contents = {name: value for name, value in snapshot._asdict().items() if name != "state"}
-        path = commit(self._group, self.directory, flags=self._flags, keep=self._keep, noun=self.noun, **contents)
+        path = write_checkpoint(
+            self._group, self.directory, flags=self._flags, keep=self._keep, noun=self.noun, **contents
+        )
         if self._group.rank == 0:
             _log.log(self.level, "Saved step %d in %s.", snapshot.step, path)
 
 
 class DurableTier(Tier):
-    """Durable checkpoints; a failure is reported to all processes."""
+    """Writes durable checkpoints; a failure is reported to all processes."""
 
     def __init__(self, *args: Any, strict: bool, on_failure: Callable[[], object]):
         super().__init__(*args)
@@ -331,7 +331,7 @@ class DurableTier(Tier):
             raise
 
     def wait(self, strict: bool = False) -> None:
-        """See base class. A failed write is an error, or a warning, on all processes."""
+        """See base class. A failed write raises an error on all processes or, if not strict, logs a warning."""
         try:
             super().wait()
         except CheckpointError as error:
@@ -343,22 +343,22 @@ class DurableTier(Tier):
 
 
 class InMemoryTier(Tier):
-    """In-memory checkpoints; only the first of consecutive failures is logged.
+    """Writes in-memory checkpoints; only the first of consecutive failures is logged.
 
-    If hosts share no directory, each has the replicated state. State that only one process has is stored on its host and
-    copied to the next one while training waits.
+    If hosts do not share a directory, each host stores the replicated state. State that only one process has is stored on
+    its host, and copied to the next host while training waits.
 
     Attributes:
       survives_host_loss: whether a checkpoint survives the loss of a host.
     """
 
-    noun = "commit"
+    noun = "in-memory checkpoint"
     level = logging.DEBUG
 
     def __init__(self, strategy: Strategy, *args: Any):
         super().__init__(strategy.group, *args)
         self._has_failed = False
-        self._hosts = hosts(self._group, Path(str(self.directory)))
+        self._hosts = ranks_by_directory(self._group, Path(str(self.directory)))
         self._is_first = any(host[0] == self._group.rank for host in self._hosts)
         self._transfer = ByteTransfer(strategy) if len(self._hosts) > 1 else None
         self.survives_host_loss = self._transfer is not None
@@ -373,14 +373,14 @@ class InMemoryTier(Tier):
         super().start(snapshot)
 
     def clear(self) -> None:
-        """Removes all checkpoints to free the memory."""
+        """Removes all checkpoints, to free their memory."""
         if not self._is_first:
             return
         try:
             for path in newest(self.directory):
                 remove(path)
         except OSError as error:
-            _log.warning("Commits in %s could not be removed (%s).", self.directory, error.strerror)
+            _log.warning("In-memory checkpoints in %s could not be removed (%s).", self.directory, error.strerror)
 
     def _write(self, snapshot: RunSnapshot) -> None:
         try:
@@ -388,5 +388,5 @@ class InMemoryTier(Tier):
             self._has_failed = False
         except CheckpointError as error:
             if self._group.rank == 0 and not self._has_failed:
-                _log.warning("%s The run continues, and tries again at the next commit.", error)
+                _log.warning("%s The run continues, and tries again at the next in-memory checkpoint.", error)
             self._has_failed = True

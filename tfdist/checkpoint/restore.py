@@ -1,4 +1,4 @@
-"""Restores the state of a run from the newest valid checkpoint, the same on all processes."""
+"""Restores the state of a run from the newest valid checkpoint, which is the same on all processes."""
 
 import logging
 import os
@@ -12,11 +12,11 @@ from tfdist.checkpoint.format import (
     CorruptCheckpointError,
     checkpoints_at,
     damaged_checkpoints,
+    mark_damaged,
     newest,
     newest_first,
-    set_aside,
 )
-from tfdist.checkpoint.replication import share
+from tfdist.checkpoint.replication import replicate_newest_checkpoint
 from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.config.rules import parse_rules
 from tfdist.coordination import Group
@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathLike[str] = "") -> list[str]:
-    """Returns rank 0's checkpoints at a path, and the in-memory ones of each host, newest first.
+    """Returns rank 0's durable checkpoints at a path, and the in-memory checkpoints in `commits`, newest first.
 
-    Every process must call it.
+    Every process must call this. It copies the newest in-memory checkpoint to each host.
     """
     group, folder = strategy.group, Path(commits).expanduser()
     local_checkpoints = [str(checkpoint) for checkpoint in checkpoints_at(path)]
@@ -40,87 +40,87 @@ def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathL
         durable = [path_of(checkpoint) for checkpoint in group.broadcast("resume", local_checkpoints, deadline)]
     names: list[str] = []
     if commits:
-        complete_commits = share(strategy, folder)
-        commit_names = [commit.name for commit in newest(folder)] if complete_commits is None else complete_commits
-        names = group.broadcast("resume/commits", commit_names)
+        complete_names = replicate_newest_checkpoint(strategy, folder)
+        folder_names = [path.name for path in newest(folder)] if complete_names is None else complete_names
+        names = group.broadcast("resume/commits", folder_names)
     checkpoints = newest_first(durable, [folder / name for name in names])
-    if not checkpoints:  # the run would silently start over if all of its checkpoints were set aside
+    if not checkpoints:  # the run would silently start over if all of its checkpoints were damaged
         folders = [path_of(path), path_of(path) / "checkpoints", *([folder, folder / "checkpoints"] if commits else [])]
         local_names = [str(checkpoint) for checkpoint in damaged_checkpoints(*folders)]
         damaged_names = next(filter(None, group.gather("resume/damaged", local_names)), None)
         if damaged_names:
             raise CheckpointError(
                 f"A run must resume from a valid checkpoint. Received: {folders[0]}, where all checkpoints are damaged; the "
-                f"newest is {damaged_names[-1]}. Start in another directory, with new weights or from a checkpoint of another "
-                "run."
+                f"newest is {damaged_names[-1]}. Use another directory, and start with new weights or from a checkpoint of "
+                "another run."
             )
     return [str(path) for path in checkpoints]
 
 
 def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_damaged: bool = True) -> Checkpoint | None:
-    """Restores a run from the first valid checkpoint; every process must call it with the same paths.
+    """Restores a run from the first valid checkpoint; every process must call this with the same paths.
 
-    A warning is logged for each corrupted checkpoint; with `rename_damaged`, the chief also renames it. The chief verifies
-    every byte: a checkpoint that only other processes cannot read does not count as corrupted.
+    Logs a warning for each corrupted checkpoint; with `rename_damaged`, the chief also renames it. The chief verifies every
+    byte: a checkpoint that only other processes cannot read does not count as corrupted.
 
     Returns:
       The checkpoint; None if there are no paths.
 
     Raises:
-      InputError: a checkpoint has another model or optimizer, or was written by a newer version.
-      CheckpointError: none of them is valid, or a process other than the chief cannot read a valid one.
+      InputError: a checkpoint is of another model or optimizer, or was written by a newer version.
+      CheckpointError: no checkpoint is valid, or a process other than the chief cannot read a valid checkpoint.
     """
     is_chief, damages = group.rank == 0, []
     state.collect()
-    for number, path in enumerate(paths):
+    for index, path in enumerate(paths):
         checkpoint, damage = None, ""
         try:
             checkpoint = _restore(state, path_of(path))
-            if is_chief:  # also data that this run does not use
+            if is_chief:  # verifies also data that this run does not use
                 checkpoint.verify()
         except CorruptCheckpointError as error:
             damage = str(error)
-        errors = group.gather(f"checkpoint/read/{number}", damage, LONG_SECONDS)
+        errors = group.gather(f"checkpoint/read/{index}", damage, LONG_SECONDS)
         if not any(errors):
             return checkpoint
         if not errors[0]:
             rank = next(rank for rank, text in enumerate(errors) if text)
             raise CheckpointError(
                 f"All processes must be able to read the checkpoint that a run resumes from. Received, on rank {rank}: "
-                f"{errors[rank]} It is valid on rank 0: share its directory between the hosts."
+                f"{errors[rank]} It is valid on rank 0, so its directory must be shared between the hosts."
             )
         damages.append(errors[0])
         if is_chief:
             suffix = ""
             if rename_damaged:
                 try:
-                    suffix = f" It was renamed to {set_aside(path)}."
+                    suffix = f" It was renamed to {mark_damaged(path)}."
                 except OSError as error:
                     suffix = f" It could not be renamed ({error.strerror})."
             _log.warning("%s%s", damages[-1], suffix)
     if damages:
         raise CheckpointError(
-            f"A run must resume from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Start in "
-            "another directory, with new weights or from a checkpoint of another run."
+            f"A run must resume from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Use another "
+            "directory, and start with new weights or from a checkpoint of another run."
         )
     return None
 
 
 def restore_weights(state: RunVariables, path: StoragePath, with_optimizer: bool) -> Checkpoint:
-    """Restores the weights of a single process for an evaluation; unlike `restore`, reads only what it needs.
+    """Restores the weights of a single process for an evaluation; unlike `restore`, reads only the data that it needs.
 
-    With averages of `--ema`, these are in the state of the optimizer.
+    `with_optimizer` also restores the optimizer's state, which contains the averaged weights of `--ema`.
 
     Raises:
-      InputError: the checkpoint has another model.
-      CheckpointError: it is damaged, or has been removed meanwhile.
+      InputError: the checkpoint is of another model.
+      CheckpointError: the checkpoint is damaged, or has been removed in the meantime.
     """
     state.collect()
     return _restore(state, path, with_optimizer)
 
 
 def _check_values(checkpoint: Checkpoint) -> None:
-    """Raises `CorruptCheckpointError` if values other than tensors are invalid, before restoring any."""
+    """Raises `CorruptCheckpointError` if values other than tensors are invalid; called before any value is restored."""
     try:
         batches = BatchSchedule.from_json(checkpoint.values["batch_schedule"])
         Progress(checkpoint.values["progress"])

@@ -1,4 +1,4 @@
-"""The variables of a run in checkpoints.
+"""Saves the variables of a run in checkpoints, and restores them.
 
 The prefix of a name determines how a value is restored on a different number of replicas:
 
@@ -7,13 +7,13 @@ The prefix of a name determines how a value is restored on a different number of
     state/             replicated: the loss scale, replicated state of compression
     local_model/, local_optimizer/
                        [replicas, ...]: weights and optimizer state of replicas that train locally. If the number changes,
-                       or the new run has replicated weights, replicas get the mean; in a run that evaluates a center,
-                       weights get the center
+                       or the new run has replicated weights, replicas get the mean; in a run of elastic averaging, which
+                       evaluates the center variable, the weights are restored from it
     exchanges/         replicated: global weights, and the state of their optimizer
     local_exchanges/   [replicas, ...]: weights of each replica in transit, restored like local_model/
     statistics/        [replicas, ...]: moving statistics of each replica's rows; replicas get the mean
     replica_state/     [replicas, ...]: residuals of error feedback, whose sum over replicas is preserved: replica r of M
-                       gets the sum of those of r, r + M, r + 2 M ...
+                       gets the sum of the residuals of r, r + M, r + 2 M ...
     tables/            replicated: rows by key, with their keys, counts and optimizer slots; see `KeyedTable.export`
     callbacks/         arrays of rank 0's callbacks, restored on all processes
 
@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_state import CallbackStates
-from tfdist.checkpoint.format import Checkpoint, Part
+from tfdist.checkpoint.format import Checkpoint, TensorBlock
 from tfdist.config.spec import unique_names
 from tfdist.distribution.strategy import Read, Strategy
 from tfdist.distribution.tf_distribute import strip_counters
@@ -45,7 +45,7 @@ _LOCAL = "local_"  # precedes the prefix of variables with a value per replica
 _PER_REPLICA_PREFIXES = (_STATISTICS, _REPLICA_STATE, _LOCAL)
 _AVERAGED_PREFIXES = (_STATISTICS, _LOCAL)  # restored as the mean on a different number of replicas
 _COPIED_PREFIX = f"{_REPLICA_STATE}loss_scale/"  # a new replica gets the value of an old one
-_MAX_LISTED = 10  # maximum number of reported differences between two models
+_MAX_DIFFERENCES = 10  # maximum number of reported differences between two models
 
 
 class _RunVariable(NamedTuple):
@@ -54,7 +54,7 @@ class _RunVariable(NamedTuple):
     variable: tf.Variable  # None if another process has its value
     spec: tuple[str, tuple[int, ...]]  # dtype and shape
     per_replica: bool  # whether each replica has its own value
-    is_local_only: bool = False  # whether no other replica has it; this process then writes it
+    is_local_only: bool = False  # whether no other replica has the variable; this process then writes it
 
 
 class RunVariables:
@@ -72,7 +72,7 @@ class RunVariables:
         self._strategy = strategy
         self._store = store
         self._callbacks = callbacks
-        self._tables = {f"{_TABLES}{number}/": layer.table for number, layer in enumerate(keyed_layers(model))}
+        self._tables = {f"{_TABLES}{index}/": layer.table for index, layer in enumerate(keyed_layers(model))}
         moving_ids = {id(variable) for variable in keras_internals.moving_statistics(model)}
         statistics = [variable for variable in model.variables if id(variable) in moving_ids]
         replicated_variables = [variable for variable in model.variables if id(variable) not in moving_ids]
@@ -85,18 +85,18 @@ class RunVariables:
             **_variables_by_name(_OPTIMIZER, state, local_ids, strategy.optimizer_shards.is_local_only, paths),
         }
         self._local_specs = {name: entry.spec for name, entry in variables.items()}
-        self._specs = self._local_specs  # of all processes; see `collect`
-        # Other processes have the remaining variables of a sharded optimizer.
+        self._specs = self._local_specs  # after `collect`, the specs of all processes' variables
+        # If the optimizer is sharded, other processes have its remaining variables.
         self._variables = {name: entry for name, entry in variables.items() if entry.variable is not None}
         exchanged, replica_ids = [*exchanges.variables, *exchanges.own_variables], {*map(id, exchanges.own_variables)}
         self._exchange_variables = _variables_by_name(_EXCHANGES, exchanged, replica_ids)
-        self._written_names: frozenset[str] = frozenset()  # names; see `collect`
+        self._names_to_write: frozenset[str] = frozenset()  # names of variables that this process writes; see `collect`
 
     def collect(self) -> None:
-        """Collects the variables of other processes, before the run is saved or restored; every process must call it."""
+        """Collects the specs of all processes' variables, before saving or restoring; every process must call this."""
         specs = {**self._local_specs, **{name: entry.spec for name, entry in self._all_variables().items()}}
-        forms = {name: [dtype, *shape] for name, (dtype, shape) in specs.items()}
-        all_variables = self._strategy.blocks.job_variables(forms)
+        json_specs = {name: [dtype, *shape] for name, (dtype, shape) in specs.items()}
+        all_variables = self._strategy.blocks.job_variables(json_specs)
         kinds = (_MODEL, _STATISTICS, _OPTIMIZER)
         names = sorted(
             (name for name in all_variables.forms if name.removeprefix(_LOCAL).startswith(kinds)),
@@ -104,17 +104,17 @@ class RunVariables:
             reverse=True,
         )
         self._specs = {name: (all_variables.forms[name][0], tuple(all_variables.forms[name][1:])) for name in names}
-        self._written_names = all_variables.local_names
+        self._names_to_write = all_variables.local_names
 
-    def parts(self, copied: bool = True) -> list[Part]:
-        """Returns the blocks that this process writes, after `collect`; see `VariableBlocks.saved_blocks` for `copied`."""
+    def parts(self, copied: bool = True) -> list[TensorBlock]:
+        """Returns the blocks that this process writes, after `collect`. `copied` is as in `VariableBlocks.saved_blocks`."""
         return [
             part
             for name, entry in self._all_variables().items()
-            if name in self._written_names
+            if name in self._names_to_write
             for part in self._variable_parts(name, entry, copied)
         ] + [
-            Part.full(prefix + name, array)
+            TensorBlock.full(prefix + name, array)
             for prefix, table in self._tables.items()
             if self._strategy.is_chief
             for name, array in table.export().items()
@@ -129,29 +129,31 @@ class RunVariables:
         }
         return {**self._variables, **self._exchange_variables, **states}
 
-    def _variable_parts(self, name: str, entry: _RunVariable, copied: bool) -> list[Part]:
+    def _variable_parts(self, name: str, entry: _RunVariable, copied: bool) -> list[TensorBlock]:
         if entry.is_local_only:
-            return [Part.full(name, np.array(entry.variable))]
+            return [TensorBlock.full(name, np.array(entry.variable))]
         shape = (*([self._strategy.replicas] if entry.per_replica else []), *entry.variable.shape)
         blocks = self._strategy.blocks.saved_blocks(entry.variable, entry.per_replica, copied)
-        return [Part(name, shape, offset, values) for offset, values in blocks]
+        return [TensorBlock(name, shape, offset, values) for offset, values in blocks]
 
     def replicated_variables(self) -> dict[str, tf.Variable]:
-        """Returns the replicated variables by name, except random states of layers, which differ between replicas."""
+        """Returns the replicated variables by name, except the random state of layers, which differs between replicas."""
         entries = self._all_variables().items()
         variables = {name: entry.variable for name, entry in entries if not (entry.per_replica or entry.is_local_only)}
         return {n: v for n, v in variables.items() if not n.partition("#")[0].endswith("seed_generator_state")}
 
-    def replicated_parts(self, parts: Sequence[Part]) -> list[Part]:
-        """Returns the replicated variables as complete tensors, from `parts` if they are there."""
+    def replicated_parts(self, parts: Sequence[TensorBlock]) -> list[TensorBlock]:
+        """Returns the replicated variables as complete tensors, taken from `parts` where possible."""
         saved, blocks = {part.name: part for part in parts}, self._strategy.blocks
-        return [saved.get(n) or Part.full(n, blocks.copies(v)[0][2]) for n, v in self.replicated_variables().items()]
+        return [
+            saved.get(n) or TensorBlock.full(n, blocks.copies(v)[0][2]) for n, v in self.replicated_variables().items()
+        ]
 
     def restore(self, checkpoint: Checkpoint, with_optimizer: bool = True) -> None:
-        """Restores every variable from a checkpoint, or all but the optimizer's; each process reads the blocks it needs.
+        """Restores all variables from a checkpoint, or all but the optimizer's; each process reads the blocks it needs.
 
         Raises:
-          InputError: the checkpoint has another model or optimizer; no variable has been changed.
+          InputError: the checkpoint is of another model or optimizer; no variable has been changed.
           CorruptCheckpointError: the checkpoint is corrupted; some variables may have been changed.
         """
         names = self._match_names(checkpoint, (_MODEL, _STATISTICS, *([_OPTIMIZER] if with_optimizer else [])))
@@ -187,7 +189,8 @@ class RunVariables:
     def _match_names(self, checkpoint: Checkpoint, kinds: tuple[str, ...]) -> dict[str, str]:
         """Returns the names of a checkpoint's tensors by the names of this run's variables.
 
-        They may differ in numbers, because Keras counts layers and optimizers of the same class in a process.
+        They may differ in their numeric suffixes, because Keras numbers layers and optimizers of the same class within a
+        process.
         """
         run_names = {name.removeprefix(_LOCAL): name for name in self._specs}
         saved_names = {name.removeprefix(_LOCAL): name for name in checkpoint.tensors}
@@ -195,8 +198,8 @@ class RunVariables:
         saved_specs = {n: _saved_spec(checkpoint, saved) for n, saved in saved_names.items() if n.startswith(kinds)}
         # A learning rate computed by a schedule is not a variable.
         for candidates, counterparts in ((specs, saved_specs), (saved_specs, specs)):
-            if not any(map(_is_rate, counterparts)):
-                for name in filter(_is_rate, list(candidates)):
+            if not any(map(_is_learning_rate, counterparts)):
+                for name in filter(_is_learning_rate, list(candidates)):
                     del candidates[name]
         if specs == saved_specs:
             pairs = [(name, name) for name in specs]
@@ -206,21 +209,23 @@ class RunVariables:
             has_same_names = [strip_counters(name) for name in names] == [strip_counters(name) for name in specs]
             if not has_same_names or [*specs.values()] != [saved_specs.get(name) for name in names]:
                 raise InputError(
-                    f"A checkpoint must be of the same model and optimizer. Received: {checkpoint.path}, which differs: "
-                    f"{_differences(specs, saved_specs)}. Use the flags of its run, or --resume=never."
+                    "The checkpoint must be of the same model and optimizer as this run. Received: "
+                    f"{checkpoint.path}, which differs: {_differences(specs, saved_specs)}. Use the flags of the run that "
+                    "wrote it, or --resume=never."
                 )
             pairs = list(zip(specs, names, strict=True))
         return {run_names[name]: saved_names[saved] for name, saved in pairs if run_names[name] in self._variables}
 
     def _match_exchanges(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Same as `_match_names` for the exchanges; empty if the checkpoint has none."""
+        """Same as `_match_names`, for the variables of weight exchanges; empty if the checkpoint has none."""
         saved_names = [name for name in checkpoint.values["order"] if name.removeprefix(_LOCAL).startswith(_EXCHANGES)]
         saved_specs = [_saved_spec(checkpoint, name) for name in saved_names]
         if [entry.spec for entry in self._exchange_variables.values()] != saved_specs:
             if saved_names and self._exchange_variables:
                 raise InputError(
-                    "A run must resume with the same method of exchanging weights. Received: the checkpoint "
-                    f"{checkpoint.path}, with other global weights or another outer optimizer. Use the `sync` of its run."
+                    "A run must resume with the `sync` method with which it was saved. Received: the checkpoint "
+                    f"{checkpoint.path}, with other global weights or another outer optimizer. Use the same `sync` as the "
+                    "run that wrote it."
                 )
             return {}
         return dict(zip(self._exchange_variables, saved_names, strict=True))
@@ -252,9 +257,10 @@ def _variables_by_name(
     is_local_only: Callable[[keras.Variable], bool] = lambda variable: False,
     paths: Sequence[str] = (),
 ) -> dict[str, _RunVariable]:
-    """Returns variables by name, a prefix and the path, by default Keras's.
+    """Returns variables by name. A name is the prefix and the path of a variable, by default Keras's path.
 
-    `per_replica` has the ids of those with a separate value on each replica; `is_local_only` tells those of this one alone.
+    `per_replica` contains the ids of variables with a separate value on each replica; `is_local_only` returns whether only
+    this replica has a variable.
     """
     variable_paths = paths or [variable.path for variable in variables]
     variables_by_name = unique_names((f"{prefix}{path}", v) for path, v in zip(variable_paths, variables, strict=True))
@@ -275,21 +281,21 @@ def _variable_spec(variable: tf.Variable | keras.Variable) -> tuple[str, tuple[i
     return tf.as_dtype(variable.dtype).name, tuple(variable.shape)
 
 
-def _is_rate(name: str) -> bool:
+def _is_learning_rate(name: str) -> bool:
     return name.startswith(_OPTIMIZER) and name.endswith("/learning_rate")
 
 
 def _differences(specs: Mapping[str, tuple], saved_specs: Mapping[str, tuple]) -> str:
-    def form(specs: Mapping[str, tuple], name: str) -> str:
+    def describe(specs: Mapping[str, tuple], name: str) -> str:
         return "missing" if name not in specs else f"{specs[name][0]}{list(specs[name][1])}"
 
     differences = [
-        f"{name} is {form(saved_specs, name)} in the checkpoint and {form(specs, name)} in the model"
+        f"{name} is {describe(saved_specs, name)} in the checkpoint and {describe(specs, name)} in the model"
         for name in {**saved_specs, **specs}
         if specs.get(name) != saved_specs.get(name)
     ]
-    suffix = f" and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
-    return "; ".join(differences[:_MAX_LISTED]) + suffix if differences else "in the order of variables"
+    suffix = f" and {len(differences) - _MAX_DIFFERENCES} more" if len(differences) > _MAX_DIFFERENCES else ""
+    return "; ".join(differences[:_MAX_DIFFERENCES]) + suffix if differences else "the variables have another order"
 
 
 def _describe_resize(checkpoint: Checkpoint, replicas: int) -> str:
@@ -298,14 +304,14 @@ def _describe_resize(checkpoint: Checkpoint, replicas: int) -> str:
     old_count = next((entry.shape[0] for entry in entries), replicas)
     if old_count == replicas:
         return ""
-    message = f"{replicas} replicas resume a run of {old_count}: residuals of compression keep their sum over replicas"
+    message = f"{replicas} replicas resume a run with {old_count}: the sum of all compression residuals is preserved"
     if old_count > replicas:
-        return f"{message}; replica r takes over those of r + {replicas}, r + {2 * replicas}, ..."
+        return f"{message}; replica r also gets those of r + {replicas}, r + {2 * replicas}, ..."
     return f"{message}; replicas from {old_count} on start with zeros."
 
 
 def _centers(checkpoint: Checkpoint) -> dict[str, str]:
-    """Returns the names of the global weights by the names of the replicas' weights, if the run evaluates the former."""
+    """Returns the names of the global weights by the names of the replicas' weights; empty unless the run evaluates them."""
     order = checkpoint.values["order"]
     if not checkpoint.values["exchanges"].get("center"):
         return {}
@@ -319,9 +325,10 @@ def _is_restored_unchanged(checkpoint: Checkpoint, name: str, per_replica: bool,
 
 
 def _redistributing_reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
-    """Returns the function that `VariableBlocks.assign` reads a tensor of a checkpoint with.
+    """Returns the function with which `VariableBlocks.assign` reads a tensor of a checkpoint.
 
-    It redistributes values if the number of replicas of this run, or whether each has its own value, differs.
+    It redistributes values if this run has another number of replicas, or if only one of the two runs has a value per
+    replica.
     """
     shape, saved_per_replica = checkpoint.tensors[name].shape, name.startswith(_PER_REPLICA_PREFIXES)
     if _is_restored_unchanged(checkpoint, name, per_replica, replicas):

@@ -40,7 +40,7 @@ from tfdist.errors import (
     one_line,
     out_of_memory,
 )
-from tfdist.storage.registry import text_of
+from tfdist.storage.registry import read_text
 
 # Names of flags in Lightning, Accelerate, DeepSpeed, torchrun, Horovod and Transformers, for messages about unknown flags.
 OTHER_NAMES = {
@@ -322,7 +322,7 @@ def _read_config(values: absl_flags.FlagValues, path: str, program: str) -> None
 
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        values = yaml.load(text_of(path), yaml.BaseLoader) or {}  # numbers stay as they are written
+        values = yaml.load(read_text(path), yaml.BaseLoader) or {}  # numbers stay as they are written
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         cause = getattr(error, "problem", None) or getattr(error, "strerror", None) or one_line(str(error)).rstrip(".")
         raise InputError(f"--config must name a YAML file. Received: {path} ({cause}).") from error

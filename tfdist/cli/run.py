@@ -18,9 +18,9 @@ import keras
 from tfdist import data, keras_internals, models
 from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.best import BestValue
-from tfdist.checkpoint.format import Checkpoint, NoLock, clean_partial, lock
+from tfdist.checkpoint.format import Checkpoint, LockError, clean_partial, lock
 from tfdist.checkpoint.manager import Checkpoints
-from tfdist.checkpoint.replication import check_can_transfer, hosts, share
+from tfdist.checkpoint.replication import check_can_transfer, ranks_by_directory, replicate_newest_checkpoint
 from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.early_checks import ProcessContext
 from tfdist.cli.output import Output
@@ -32,7 +32,7 @@ from tfdist.config.spec import call_user_function, load_object, parse
 from tfdist.config.staleness import REPLAY
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.group import long_timeout
-from tfdist.data import catalog, rows, steps_in_epochs
+from tfdist.data import catalog, row_range, steps_in_epochs
 from tfdist.data.augmentations import parse_augmentations
 from tfdist.data.batch_schedule import GLOBAL
 from tfdist.data.row_partition import apportion
@@ -288,7 +288,7 @@ def _begin(
     ledgers = strategy.ledger_count if _is_saved(config) else 0
     start = _record_start(trainer, session.data.train.size, config, directory, ledgers=ledgers, commits=commits)
     if commits:
-        in_memory.remove_other_starts(path_of(checkpoint), Path(commits))
+        in_memory.remove_other_attempts(path_of(checkpoint), Path(commits))
     checkpoints = Checkpoints(
         directory=str(directory.checkpoints),
         every=config.checkpoint_every,
@@ -316,7 +316,7 @@ def _lock_directory(directory: RunDirectory, stack: contextlib.ExitStack) -> Non
     """Locks the directory; if files cannot be locked, only writes the lock file, which identifies the directory."""
     try:
         stack.enter_context(lock(directory.path))
-    except NoLock as error:
+    except LockError as error:
         owner = one_line(_lock_owner(directory))
         stack.enter_context(lock(directory.path, exclusive=False))
         _log.warning(
@@ -367,7 +367,7 @@ def _last_commits(
         return None, None
     folder = in_memory.local_path(Path(shared_path), config.commit_dir)
     has_directory = strategy.group.gather("commits/place", bool(in_memory.parent_directory(config.commit_dir)))
-    return folder, share(strategy, folder) if all(has_directory) else None
+    return folder, replicate_newest_checkpoint(strategy, folder) if all(has_directory) else None
 
 
 def _check_shared(origin: resume.Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
@@ -429,10 +429,10 @@ def _commit_folder(
     parent = in_memory.required_parent(config.commit_every, config.commit_dir)
     if not parent:
         return ""
-    name = strategy.group.broadcast("commits", in_memory.new_name(directory.path) if strategy.is_chief else None)
+    name = strategy.group.broadcast("commits", in_memory.unique_name(directory.path) if strategy.is_chief else None)
     folder = Path(parent).absolute() / name
     try:
-        host_ranks = hosts(strategy.group, folder)
+        host_ranks = ranks_by_directory(strategy.group, folder)
         if len(host_ranks) > 1:
             check_can_transfer(strategy)
     except InputError as error:
@@ -651,7 +651,7 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     parts = strategy.batch_parts
     micro_steps = strategy.micro_batches or config.accumulate_steps
     weights = config.parsed.balance.weights
-    equal_counts = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
+    equal_counts = [row_range(config.batch_size, part, parts)[1] for part in range(parts)]
     replica_rows = apportion(config.batch_size, weights) if weights else equal_counts
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
     result: dict[str, Any] = {
@@ -691,7 +691,7 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
 
 def _micro_step_sizes(counts: Sequence[int], micro_steps: int) -> list[int]:
     """Returns the distinct numbers of examples in a micro-step of any replica, in ascending order."""
-    parts = [rows(count, part, micro_steps)[1] for count in counts for part in range(min(micro_steps, count))]
+    parts = [row_range(count, part, micro_steps)[1] for count in counts for part in range(min(micro_steps, count))]
     return sorted(set(parts))
 
 

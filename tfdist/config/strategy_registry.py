@@ -20,7 +20,7 @@ from tfdist.config.pipeline import PipelineOptions, check_pipeline
 from tfdist.config.rules import is_auto, method_names
 from tfdist.config.staleness import PUSHED_METHODS, ParameterServerOptions, count_workers, parse_staleness
 from tfdist.errors import InputError, nearest
-from tfdist.storage.registry import read_text
+from tfdist.storage.registry import read_user_file
 
 
 def validate_all_reduce(text: str) -> str:
@@ -42,7 +42,7 @@ def normalize_topology(text: str) -> str:
 def read_table(file: str) -> AlgorithmTable:
     """Reads a table of algorithms; raises `InputError` if the file does not exist or is invalid."""
     rule = "table must be a file with a table of algorithms, such as all_reduce.csv of another run."
-    return parse_table(read_text(file, rule), file)
+    return parse_table(read_user_file(file, rule), file)
 
 
 class Processes(enum.Enum):

@@ -10,7 +10,7 @@ from tfdist.data.catalog import TextSource, load
 from tfdist.data.examples import DataSet, Element, Examples, Transform, with_class_weight
 from tfdist.data.inputs import as_data_set, as_examples, fit_data
 from tfdist.data.reading_errors import explain_reading_errors
-from tfdist.data.row_partition import check_batch_size, rows
+from tfdist.data.row_partition import check_batch_size, row_range
 from tfdist.data.source import ArraySource, Source, steps_in_epochs
 from tfdist.data.stream import StreamPosition, StreamSource
 
@@ -36,7 +36,7 @@ __all__ = [
     "explain_reading_errors",
     "fit_data",
     "load",
-    "rows",
+    "row_range",
     "steps_in_epochs",
     "with_class_weight",
 ]

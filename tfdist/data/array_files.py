@@ -1,4 +1,4 @@
-"""Data sets in CSV and NPZ files."""
+"""Loads the data sets `csv` and `npz`, in CSV and NPZ files."""
 
 import collections
 import csv as csv_reader
@@ -15,18 +15,18 @@ from tfdist.data.images import scale_to_unit
 from tfdist.data.source import ArraySource, split_indices
 from tfdist.errors import InputError, is_integer, nearest
 
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))  # a cell without a value, in lower case
+MISSING_VALUES = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))  # in lower case
 
 
 class Table(NamedTuple):
     """The cells of a CSV file."""
 
     path: str  # path of the file
-    columns: dict[str, list[str]]  # the cells of each column, by name, in order
-    lines: list[int]  # line number of each row in the file, from 1
+    columns: dict[str, list[str]]  # cells of each column by name, in the order of the file
+    line_numbers: list[int]  # line number of each row in the file, from 1
 
     def column(self, name: str | int, purpose: str) -> str:
-        """Returns the name of a column, given its name or index; raises `InputError`, with its purpose, if it is missing."""
+        """Returns the name of a column, given its name or index; if it is missing, raises `InputError` with `purpose`."""
         if is_integer(name) and -len(self.columns) <= int(name) < len(self.columns):
             return list(self.columns)[int(name)]
         if str(name) in self.columns:
@@ -37,22 +37,18 @@ class Table(NamedTuple):
         )
 
     def select(self, rows: Sequence[int] | np.ndarray) -> "Table":
-        """Returns some of the rows."""
+        """Returns a table of the given rows."""
         columns = {name: [cells[row] for row in rows] for name, cells in self.columns.items()}
-        return Table(self.path, columns, [self.lines[row] for row in rows])
+        return Table(self.path, columns, [self.line_numbers[row] for row in rows])
 
     def without_missing(self, names: Sequence[str]) -> "Table":
-        """Returns the rows that have a value in each of the given columns.
-
-        Raises:
-          InputError: there are none, or a column is missing.
-        """
+        """Returns a table of the rows with a value in each of the given columns; raises `InputError` if there are none."""
         columns = [self.column(name, "Each column of the training data") for name in names]
         cells = zip(*(self.columns[name] for name in columns), strict=True)
-        rows = [row for row, values in enumerate(cells) if not any(value.lower() in MISSING for value in values)]
+        rows = [row for row, values in enumerate(cells) if not any(value.lower() in MISSING_VALUES for value in values)]
         if not rows:
             raise InputError(
-                f"A row of {self.path} must have a value in each column. Received: none, with drop_missing."
+                f"With drop_missing, a row of {self.path} must have a value in each column. Received no such row."
             )
         return self.select(rows)
 
@@ -84,7 +80,7 @@ def _read_rows(path: str, file: TextIO, delimiter: str) -> Iterator[tuple[int, l
         width = width or len(cells)
         if len(cells) != width:
             raise InputError(
-                f"Every row of a CSV file must have as many values as the first. Received: {path}, line "
+                f"Every row of a CSV file must have as many values as the first row. Received: {path}, line "
                 f"{reader.line_num}: {len(cells)} values instead of {width}. Check the quotes, or set delimiter."
             )
         yield reader.line_num, [cell.strip() for cell in cells]
@@ -94,15 +90,15 @@ def _make_table(path: str, rows: Iterator[tuple[int, list[str]]], header: bool) 
     first_row = next(rows, None)
     if first_row is None:
         raise InputError(f"A CSV file must have rows. Received: {path}, which is empty.")
-    names = first_row[1] if header else [str(number) for number in range(len(first_row[1]))]
+    names = first_row[1] if header else [str(index) for index in range(len(first_row[1]))]
     if duplicates := [name for name, count in collections.Counter(names).items() if count > 1]:
         raise InputError(
-            f"The first line must have different names of columns. Received: {path} with {duplicates[0]!r} twice. For a file "
-            "without names, add header=False."
+            f"The column names in the first line must be unique. Received: {path}, with {duplicates[0]!r} twice. For a "
+            "file without column names, add header=False."
         )
     cells = list(rows) if header else [first_row, *rows]
     if not cells:
-        raise InputError(f"A CSV file must have rows. Received: {path}, which has a line of names only.")
+        raise InputError(f"A CSV file must have rows. Received: {path}, which has only a line of column names.")
     columns = dict(zip(names, map(list, zip(*(row for _, row in cells), strict=True)), strict=True))
     return Table(path, columns, [line for line, _ in cells])
 
@@ -123,23 +119,23 @@ def csv(
     header: bool = True,
     data_dir: str | None = None,
 ) -> DataSet:
-    """A table; x is float32 [features]: columns of numbers, and columns of text as one-hot vectors, in order.
+    """Loads a table. x is float32 [features]: numeric columns, and text columns as one-hot vectors, in the file's order.
 
-    The label is a class, numbered in the sorted order of the values, or a float32 number with `regression`.
-    Categories, classes and means are computed from the training part.
+    The label is a class, the index of its value in sorted order; with `regression`, it is a float32 number.
+    Categories, classes and means are computed from the training rows.
 
     Args:
       path: the file, in UTF-8; may be compressed (.gz).
-      label: column of the label, by name or number, counted from 0 or, if negative, from the end.
-      test: a file with the same columns for the test part.
-      validation_split: fraction of the rows, in [0, 1), that becomes the test part; the same in every run.
-      drop: columns to leave out, by name or number.
+      label: column of the label, by name or index; a negative index counts from the end.
+      test: a file with the same columns, used as the test data.
+      validation_split: fraction of the rows, in [0, 1), to use as the test data; the same rows in every run.
+      drop: columns to exclude, by name or index.
       regression: whether the label is a number to predict.
-      standardize: whether each column of numbers gets mean 0 and standard deviation 1.
-      drop_missing: whether rows without a value are skipped; otherwise they are errors.
+      standardize: whether to scale each numeric column to mean 0 and standard deviation 1.
+      drop_missing: whether to skip rows with a missing value; otherwise they are errors.
       delimiter: character between values.
-      header: whether the first line has the names of the columns; otherwise their names are their indices.
-      data_dir: directory that relative paths start from.
+      header: whether the first line contains the column names; otherwise columns are named by their indices.
+      data_dir: directory against which relative paths are resolved.
 
     Raises:
       InputError: a file is missing or is not such a table, or a column does not exist.
@@ -147,14 +143,16 @@ def csv(
     table = read_table(find_path(_KIND, path, data_dir), delimiter, header)
     if label is None:
         raise InputError(
-            f"The data set {_KIND} needs the column of the label. Received: {_KIND}:{path} without label. Add label=..., "
+            f"The data set {_KIND} needs the column of the label. Received: {_KIND}:{path}, without label. Add label=..., "
             f"one of {', '.join(map(repr, table.columns))}."
         )
     target = table.column(label, "label")
     dropped_columns = {table.column(name, "drop") for name in ((drop,) if isinstance(drop, str | int) else drop)}
     names = [name for name in table.columns if name != target and name not in dropped_columns]
     if not names or target in dropped_columns:
-        raise InputError(f"A table needs a label and other columns. Received: drop={drop!r} and label={label!r}.")
+        raise InputError(
+            f"A table needs a label and at least one other column. Received: drop={drop!r} and label={label!r}."
+        )
     if drop_missing:
         table = table.without_missing([*names, target])
     classes = None if regression else _classes(table, target)
@@ -162,56 +160,58 @@ def csv(
     train_rows, test_rows = split_indices(y if classes else np.zeros(len(y), np.int32), validation_split, test)
     train, test_table, test_labels = table.select(train_rows), table.select(test_rows), y[test_rows]
     encode = _column_encoder(train, names, standardize)
-    source = _table_rows(encode(train), y[train_rows], train.lines)
+    source = _table_rows(encode(train), y[train_rows], train.line_numbers)
     if test:
         test_table = read_table(find_path(_KIND, test, data_dir), delimiter, header)
         test_table.column(target, "label")
         if drop_missing:
             test_table = test_table.without_missing([*names, target])
         test_labels = _labels(test_table, target, classes)
-    test_source = _table_rows(encode(test_table), test_labels, test_table.lines) if test_table.lines else None
+    test_source = (
+        _table_rows(encode(test_table), test_labels, test_table.line_numbers) if test_table.line_numbers else None
+    )
     shape = tuple(source.element_spec[0].shape)
     return DataSet(f"{_KIND}:{path}", source, test_source, shape, len(classes) if classes else None, classes or ())
 
 
-def _table_rows(x: np.ndarray, y: np.ndarray, lines: Sequence[int]) -> ArraySource:
+def _table_rows(x: np.ndarray, y: np.ndarray, line_numbers: Sequence[int]) -> ArraySource:
     source = ArraySource((x, y))
-    source.origins = Origins("line", lines)
+    source.origins = Origins("line", line_numbers)
     return source
 
 
 def _classes(table: Table, target: str) -> tuple[str, ...]:
-    if is_numeric(table, target) and (numbers(table, target) % 1).any():
+    if is_numeric(table, target) and (numeric_column(table, target) % 1).any():
         raise InputError(
-            f"The label of a class must be an integer or text. Received: fractions in column {target!r} of {table.path}. "
-            "For numbers to predict, add regression=True."
+            f"Class labels must be integers or text. Received: fractions in column {target!r} of {table.path}. To predict "
+            "numbers, add regression=True."
         )
     return class_names(_label_texts(table, target))
 
 
 def _labels(table: Table, target: str, classes: tuple[str, ...] | None) -> np.ndarray:
     if classes is None:
-        return numbers(table, target).astype(np.float32)
-    return class_numbers(classes, _label_texts(table, target), f"column {target!r} of {table.path}")
+        return numeric_column(table, target).astype(np.float32)
+    return class_indices(classes, _label_texts(table, target), f"column {target!r} of {table.path}")
 
 
 def _label_texts(table: Table, target: str) -> list[str]:
-    """Returns labels as text; 1.0 becomes 1."""
+    """Returns labels as text; an integral number such as 1.0 becomes "1"."""
     if is_numeric(table, target):
-        return [str(int(number)) if number % 1 == 0 else str(number) for number in numbers(table, target)]
+        return [str(int(number)) if number % 1 == 0 else str(number) for number in numeric_column(table, target)]
     return table.columns[target]
 
 
-_MAX_CATEGORIES = 100  # a column with more values probably has identifiers or text
+_MAX_CATEGORIES = 100  # a column with more distinct values probably contains identifiers or prose
 
 
 def _column_encoder(table: Table, names: Sequence[str], standardize: bool) -> Callable[[Table], np.ndarray]:
-    """Returns a function that encodes columns of a table, float32 [rows, features]; a new category becomes zeros.
+    """Returns a function that encodes columns of a table as float32 [rows, features]; an unknown category becomes zeros.
 
-    Categories, means and deviations are those of the training rows, `table`.
+    Categories, means and standard deviations are computed from the training rows, `table`.
 
     Raises:
-      InputError: a column has too many distinct strings; or, from the function, is missing or has a cell that is not a number.
+      InputError: a column has too many distinct strings. The function raises it if a column or a number is missing.
     """
     categories = {name: _categories(table, name) for name in names}
 
@@ -220,7 +220,7 @@ def _column_encoder(table: Table, names: Sequence[str], standardize: bool) -> Ca
         for name, texts in categories.items():
             cells = table.columns[table.column(name, "Each column of the training data")]
             one_hot = None if texts is None else np.array(cells)[:, None] == np.array(texts)
-            parts.append(numbers(table, name)[:, None] if one_hot is None else one_hot.astype(np.float64))
+            parts.append(numeric_column(table, name)[:, None] if one_hot is None else one_hot.astype(np.float64))
         return np.concatenate(parts, axis=1)
 
     mean, scale = np.zeros(()), np.ones(())
@@ -232,29 +232,29 @@ def _column_encoder(table: Table, names: Sequence[str], standardize: bool) -> Ca
     return lambda table: ((features(table) - mean) / scale).astype(np.float32)
 
 
-def numbers(table: Table, name: str) -> np.ndarray:
-    """Returns a column of finite numbers, float64 [rows]; an `InputError` names the line of another cell."""
+def numeric_column(table: Table, name: str) -> np.ndarray:
+    """Returns a numeric column, float64 [rows]; raises `InputError`, with the line, for a cell that is not finite."""
     cells = table.columns[name]
     values = _parse_numbers(cells)
     invalid = np.flatnonzero(~np.isfinite(values))
     if len(invalid):
-        cell, line = cells[invalid[0]], table.lines[invalid[0]]
-        received = "no value" if cell.lower() in MISSING else f"{cell!r}"
+        cell, line = cells[invalid[0]], table.line_numbers[invalid[0]]
+        received = "a missing value" if cell.lower() in MISSING_VALUES else f"{cell!r}"
         raise InputError(
-            f"Every row must have a number in a column of numbers. Received: {received} in column {name!r}, line {line} of "
-            f"{table.path}. Fill it in, or leave out such rows (drop_missing=True) or the column (drop)."
+            f"Every row must have a number in a numeric column. Received: {received} in column {name!r}, line {line} of "
+            f"{table.path}. Fill it in, skip such rows (drop_missing=True), or exclude the column (drop)."
         )
     return values
 
 
 def is_numeric(table: Table, name: str) -> bool:
-    """Returns whether all values of a column that are not missing are numbers."""
-    present_cells = [cell for cell in table.columns[name] if cell.lower() not in MISSING]
+    """Returns whether a column has values, all of which are numbers or missing."""
+    present_cells = [cell for cell in table.columns[name] if cell.lower() not in MISSING_VALUES]
     return bool(present_cells) and not bool(np.isnan(_parse_numbers(present_cells)).any())
 
 
 def _parse_numbers(cells: Sequence[str]) -> np.ndarray:
-    """Returns cells as numbers, float64; NaN for others."""
+    """Returns cells as float64; NaN for a cell that is not a number."""
     try:
         return np.array(cells, np.float64)
     except ValueError:
@@ -276,30 +276,26 @@ def _categories(table: Table, name: str) -> tuple[str, ...] | None:
         cells = table.columns[name]
         first_row = int(np.argmax(np.isnan(_parse_numbers(cells))))
         raise InputError(
-            f"A column of text must have at most {_MAX_CATEGORIES} different values. Received: {len(texts)} in column "
-            f"{name!r} of {table.path}; the first that is not a number is {cells[first_row]!r}, in "
-            f"line {table.lines[first_row]}. Leave the column out with drop=({name!r},)."
+            f"A text column must have at most {_MAX_CATEGORIES} distinct values. Received: {len(texts)} in column "
+            f"{name!r} of {table.path}. The first that is not a number is {cells[first_row]!r}, in line "
+            f"{table.line_numbers[first_row]}. Exclude the column with drop=({name!r},)."
         )
     return texts
 
 
 def class_names(labels: Iterable[str]) -> tuple[str, ...]:
-    """Returns the distinct labels as classes; numbers are sorted numerically, names alphabetically."""
+    """Returns the distinct labels, sorted numerically if all are integers, otherwise alphabetically."""
     try:
         return tuple(sorted(set(labels), key=lambda label: (int(label), label)))
     except ValueError:
         return tuple(sorted(set(labels)))
 
 
-def class_numbers(names: Sequence[str], labels: Iterable[str], origin: str) -> np.ndarray:
-    """Returns the number of each label's class in `names`, int32 [n].
-
-    Raises:
-      InputError: a label, which is from `origin`, is not the name of a class.
-    """
-    number_by_name = {name: number for number, name in enumerate(names)}
+def class_indices(names: Sequence[str], labels: Iterable[str], origin: str) -> np.ndarray:
+    """Returns the index of each label in `names`, int32 [n]; raises `InputError` for an unknown label in `origin`."""
+    index_by_name = {name: index for index, name in enumerate(names)}
     try:
-        return np.array([number_by_name[label] for label in labels], np.int32)
+        return np.array([index_by_name[label] for label in labels], np.int32)
     except KeyError as error:
         label = error.args[0]
         raise InputError(
@@ -313,15 +309,15 @@ _RULE = "An .npz file must have arrays x and y, or x_train and y_train and optio
 
 
 def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -> DataSet:
-    """Arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`, as in the files of `keras.datasets`.
+    """Loads arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`, as in the files of `keras.datasets`.
 
-    uint8 is scaled to float32 in [0, 1]; gray images [n, height, width] get a channel dim. Other numbers are converted to
-    float32. Integer and text labels are classes; y of shape [n, 1] becomes [n].
+    uint8 arrays are scaled to float32 in [0, 1]; gray images [n, height, width] get a channel dim. Other numbers are
+    converted to float32. Integer and text labels are classes; y of shape [n, 1] becomes [n].
 
     Args:
       path: the file.
-      validation_split: fraction of the examples, in [0, 1), that becomes the test part; the same in every run.
-      data_dir: directory that a relative path starts from.
+      validation_split: fraction of the examples, in [0, 1), to use as the test data; the same examples in every run.
+      data_dir: directory against which a relative path is resolved.
 
     Raises:
       InputError: the file is missing or is not an archive of such arrays.
@@ -335,8 +331,8 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
     names: tuple[str, ...] = ()
     if y.dtype.kind == "U":
         names = class_names(y.tolist())
-        y = class_numbers(names, y.tolist(), file)
-        test = None if test is None else (test[0], class_numbers(names, test[1].reshape(-1).tolist(), file))
+        y = class_indices(names, y.tolist(), file)
+        test = None if test is None else (test[0], class_indices(names, test[1].reshape(-1).tolist(), file))
     labels, test_name = y if _is_label(y) else np.zeros(len(y), np.int32), file if test else None
     train_indices, test_indices = split_indices(labels, validation_split, test_name)
     if test is None:
@@ -345,8 +341,8 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
         test = _model_arrays(*test, file)
         if test[0].shape[1:] != x.shape[1:]:
             raise InputError(
-                f"Test examples must have the shape of the training examples. Received: {file} with x of "
-                f"{list(x.shape[1:])} and test x of {list(test[0].shape[1:])}."
+                f"Test examples must have the shape of the training examples. Received: {file}, with training examples of "
+                f"shape {list(x.shape[1:])} and test examples of shape {list(test[0].shape[1:])}."
             )
     source = _array_source((x[train_indices], y[train_indices]) if len(test_indices) else (x, y))
     shape, classes = tuple(source.element_spec[0].shape), len(names) or (int(y.max()) + 1 if _is_label(y) else None)
@@ -380,12 +376,12 @@ def _find_pair(
 def _model_arrays(x: np.ndarray, y: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
     if x.ndim < 1 or y.ndim < 1 or len(x) != len(y) or not len(x):
         raise InputError(
-            f"Arrays must have the same first dim, at least 1. Received: {file} with x of {list(x.shape)} and y of "
-            f"{list(y.shape)}."
+            f"Arrays must have the same first dim, at least 1. Received: {file}, with x of shape {list(x.shape)} and y of "
+            f"shape {list(y.shape)}."
         )
     if x.dtype.kind not in "iufb" or y.dtype.kind not in "iufbU":
         raise InputError(
-            f"x must be numbers, and y numbers or text. Received: {file} with x of {x.dtype} and y of {y.dtype}."
+            f"x must be numeric, and y numeric or text. Received: {file}, with x of dtype {x.dtype} and y of dtype {y.dtype}."
         )
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[..., None]

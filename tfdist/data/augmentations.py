@@ -1,4 +1,4 @@
-"""Augmentations: random changes of images in training, with separate random numbers for each row."""
+"""Augmentations: random changes of training images, with separate random numbers for each image."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from tfdist.data.source import ROUNDS, random_keys
 from tfdist.errors import InputError, is_integer, is_number, names_arguments, nearest
 
 _BITS = 53
-_FRACTION_BITS = 24  # of a float32
-_MAX_RATIO = 1e6  # of height and width
+_FRACTION_BITS = 24  # precision of a float32
+_MAX_RATIO = 1e6  # maximum aspect ratio
 
 
 @dataclasses.dataclass(frozen=True)
 class RowRandom:
-    """Random numbers that depend on (seed, stream, epoch, example) alone.
+    """Random numbers for the rows of a batch, which depend only on (seed, stream, epoch, example).
 
     Attributes:
-      positions: int64 [n], epoch * examples + example of each row, below 2**53.
+      positions: int64 [n], epoch * examples per epoch + index of the example, for each row; below 2**53.
       seed: any integer.
-      stream: index of the stream, at least 0; each augmentation of a chain has an independent one.
+      stream: index of the random stream, at least 0; each augmentation in a chain has its own independent stream.
     """
 
     positions: tf.Tensor
@@ -34,17 +34,17 @@ class RowRandom:
     stream: int = 0
 
     def uniform(self, count: int) -> tf.Tensor:
-        """Returns numbers in [0, 1), float32 [n, count]; the same in each call."""
+        """Returns numbers in [0, 1), float32 [n, count]; every call returns the same numbers."""
         fractions = tf.bitwise.right_shift(self._words(count), tf.constant(_BITS - _FRACTION_BITS, tf.int64))
         return tf.cast(fractions, tf.float32) / 2**_FRACTION_BITS
 
     @property
     def seeds(self) -> tf.Tensor:
-        """Seeds of each row for `tf.random.stateless_uniform` and the like, int32 [n, 2]."""
+        """A seed for each row, int32 [n, 2], to pass to `tf.random.stateless_uniform` and similar functions."""
         return tf.cast(tf.bitwise.bitwise_and(self._words(2), tf.constant(2**31 - 1, tf.int64)), tf.int32)
 
     def _words(self, count: int) -> tf.Tensor:
-        """Returns int64 [n, count] in [0, 2**53): the positions under keyed permutations, one for each column."""
+        """Returns int64 [n, count] in [0, 2**53): in each column, the positions mapped by another keyed permutation."""
         # The second word is at least 1, because it is 0 in the keys for the order of examples.
         keys = random_keys(count, self.seed, tf.constant([0, 1 + self.stream], tf.uint64))
         max_index = tf.constant(2**_BITS - 1, tf.int64)
@@ -59,7 +59,7 @@ class RowRandom:
 Augmentation = Callable[[tf.Tensor, RowRandom], tf.Tensor]
 
 
-# Each returns the value of an argument, or raises `InputError`.
+# These functions validate an argument of an augmentation: they return its value or raise `InputError`.
 
 
 def _fraction(name: str, argument: str, value: Any) -> float:
@@ -78,27 +78,19 @@ def _interval(name: str, argument: str, value: Sequence[float], maximum: float) 
     bounds = tuple(value) if isinstance(value, list | tuple) else ()
     if len(bounds) != 2 or not all(map(is_number, bounds)) or not 0 < bounds[0] <= bounds[1] <= maximum:
         raise InputError(
-            f"{name}: {argument} must be (smallest, largest), positive, at most {maximum:g}. Received: {value!r}."
+            f"{name}: {argument} must be (smallest, largest), both positive and at most {maximum:g}. Received: {value!r}."
         )
     return float(bounds[0]), float(bounds[1])
 
 
 def brightness(delta: float = 0.2) -> Augmentation:
-    """Adds a random number in [-delta, delta] to all pixels, and clips them to [0, 1].
-
-    Args:
-      delta: in [0, 1].
-    """
+    """Adds a random number in [-delta, delta] to all pixels, and clips them to [0, 1]; `delta` is in [0, 1]."""
     delta = _fraction("brightness", "delta", delta)
     return lambda images, random: tf.clip_by_value(images + _random_in(images, random, delta), 0, 1)
 
 
 def contrast(delta: float = 0.2) -> Augmentation:
-    """Multiplies the distance of all pixels from the middle gray, 0.5, by a random factor in [1 - delta, 1 + delta].
-
-    Args:
-      delta: in [0, 1].
-    """
+    """Multiplies the differences of all pixels from 0.5 by a random factor in 1 +- `delta`, which is in [0, 1]."""
     delta = _fraction("contrast", "delta", delta)
     return lambda images, random: tf.clip_by_value((images - 0.5) * _random_in(images, random, delta, 1) + 0.5, 0, 1)
 
@@ -113,7 +105,7 @@ def cutout(size: int = 8) -> Augmentation:
     """Sets a square around a random pixel to 0; it may extend beyond the image (DeVries, Taylor 2017, arXiv:1708.04552).
 
     Args:
-      size: pixels on each side, at least 1.
+      size: length of the square's sides in pixels, at least 1.
     """
     size = _positive_integer("cutout", "size", size)
 
@@ -129,12 +121,12 @@ def cutout(size: int = 8) -> Augmentation:
 def erase(
     probability: float = 0.5, scale: Sequence[float] = (0.02, 0.33), ratio: Sequence[float] = (0.3, 3.3)
 ) -> Augmentation:
-    """Sets a rectangle to 0 with a probability (random erasing, Zhong et al. 2017, arXiv:1708.04896).
+    """Sets a random rectangle to 0 with the given probability (random erasing, Zhong et al. 2017, arXiv:1708.04896).
 
     Args:
-      probability: in [0, 1].
-      scale: smallest and largest area, as a fraction of the image's, in (0, 1].
-      ratio: smallest and largest ratio of height and width; drawn uniformly in its logarithm.
+      probability: probability of erasing, in [0, 1].
+      scale: smallest and largest area, as a fraction of the image's area, in (0, 1].
+      ratio: smallest and largest ratio of height to width; its logarithm is drawn uniformly.
     """
     probability = _fraction("erase", "probability", probability)
     scale = _interval("erase", "scale", scale, maximum=1)
@@ -167,11 +159,11 @@ _AXES = {"horizontal": 1, "vertical": 0}
 
 
 def flip(axis: str = "horizontal", probability: float = 0.5) -> Augmentation:
-    """Mirrors an image with a probability.
+    """Mirrors an image with the given probability.
 
     Args:
-      axis: horizontal (left and right are exchanged) or vertical.
-      probability: in [0, 1].
+      axis: "horizontal" (exchanges left and right) or "vertical".
+      probability: probability of mirroring, in [0, 1].
     """
     if axis not in _AXES:
         raise InputError(f"flip: axis must be horizontal or vertical. Received: {axis!r}.")
@@ -190,10 +182,10 @@ def flip(axis: str = "horizontal", probability: float = 0.5) -> Augmentation:
 
 
 def crop(padding: int = 4) -> Augmentation:
-    """Pads an image with zeros on each side, and crops an image of its size at a random position (He et al. 2015).
+    """Pads an image with zeros on each side, and crops it to its original size at a random position (He et al. 2015).
 
     Args:
-      padding: number of pixels, at least 1.
+      padding: number of pixels on each side, at least 1.
     """
     padding = _positive_integer("crop", "padding", padding)
 
@@ -208,13 +200,13 @@ def crop(padding: int = 4) -> Augmentation:
 
 
 def resized_crop(scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (0.75, 4 / 3)) -> Augmentation:
-    """Crops a part of random area and aspect ratio, and resizes it (bilinear) to the size of the image.
+    """Crops a region of random area and aspect ratio, and resizes it (bilinear) to the size of the image.
 
-    Szegedy et al. 2014, arXiv:1409.4842. A part that would exceed the image is clipped to it.
+    Szegedy et al. 2014, arXiv:1409.4842. A region that would exceed the image is clipped to it.
 
     Args:
-      scale: smallest and largest area, as a fraction of the image's, in (0, 1].
-      ratio: smallest and largest ratio of width and height, relative to the image's; drawn uniformly in its logarithm.
+      scale: smallest and largest area, as a fraction of the image's area, in (0, 1].
+      ratio: smallest and largest ratio of width to height, relative to the image's; its logarithm is drawn uniformly.
     """
     scale = _interval("resized_crop", "scale", scale, maximum=1)
     ratio = _interval("resized_crop", "ratio", ratio, maximum=_MAX_RATIO)
@@ -267,7 +259,7 @@ AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {function.__name__: func
 
 
 def parse_augmentations(text: str) -> tuple[Augmentation, ...]:
-    """Parses names separated by `|`, each optionally with arguments; or `package.module:function` of images and `RowRandom`.
+    """Parses augmentations separated by `|`: names or `package.module:function`, each optionally with arguments.
 
     Raises:
       InputError: a name is unknown, or its arguments are invalid.
@@ -289,7 +281,7 @@ def _make_augmentation(spec: Spec) -> Augmentation:
 
 
 class AugmentedExamples(WrappedExamples):
-    """Examples whose x is an image, which is augmented in training but not in evaluation.
+    """Examples whose x is an image, augmented in training but not in evaluation.
 
     The augmentation of an example depends on the seed of the run, the epoch and the index of the example, but not on the
     batch size, the number of replicas, or the step at which a run resumes.
@@ -299,9 +291,9 @@ class AugmentedExamples(WrappedExamples):
         """Wraps the examples.
 
         Args:
-          examples: x is an image, floating-point [height, width, channels] in [0, 1].
-          augmentations: applied in order.
-          transform: applied to batches afterwards; see `Examples.map`.
+          examples: examples whose x is an image, floating-point [height, width, channels] in [0, 1].
+          augmentations: augmentations to apply, in order.
+          transform: transform of the augmented batches; see `Examples.map`.
 
         Raises:
           InputError: x is not such an image, or an augmentation changes its shape or dtype.
@@ -313,10 +305,10 @@ class AugmentedExamples(WrappedExamples):
         if not (is_tensor and x.shape.rank == 3 and x.shape.is_fully_defined() and x.dtype.is_floating):
             received = f"{x.dtype.name}{list(x.shape)}" if is_tensor else type(x).__name__
             raise InputError(
-                f"--augment changes images, floating-point [height, width, channels] of known size. Received: x of {received}. "
-                "Leave it out for this data set."
+                "--augment requires images, floating-point [height, width, channels] of known size. Received: x of "
+                f"{received}. Do not set it for this data set."
             )
-        with tf.Graph().as_default():  # traces the augmentations to check them
+        with tf.Graph().as_default():  # checks the augmentations by tracing them
             self._augment(tf.zeros([1, *x.shape], x.dtype), tf.zeros([1], tf.int64), seed=0)
 
     @property
@@ -341,8 +333,8 @@ class AugmentedExamples(WrappedExamples):
         def augment(element: tf.Tensor, batch: IndexedBatch) -> IndexedBatch:
             epochs = partition.positions(element) // self.size
             x, *targets = batch.batch
-            x = self._augment(x, epochs * self.size + batch.numbers, seed)
-            return IndexedBatch(keras_internals.with_autograph(self._transform)(x, *targets), batch.numbers)
+            x = self._augment(x, epochs * self.size + batch.indices, seed)
+            return IndexedBatch(keras_internals.with_autograph(self._transform)(x, *targets), batch.indices)
 
         batches = self._examples.indexed_batches(partition, seed).enumerate()
         return batches.map(augment, num_parallel_calls=tf.data.AUTOTUNE)
@@ -353,8 +345,8 @@ class AugmentedExamples(WrappedExamples):
             outputs = keras_internals.with_autograph(augmentation)(images, RowRandom(positions, seed, stream))
             if outputs.dtype != images.dtype or not outputs.shape.is_compatible_with(images.shape):
                 raise InputError(
-                    f"An augmentation must keep shape and dtype. Received: {images.dtype.name}{list(images.shape)} became "
-                    f"{outputs.dtype.name}{list(outputs.shape)}, in augmentation {stream + 1} of --augment."
+                    f"An augmentation must keep shape and dtype. Received: augmentation {stream + 1} of --augment, which "
+                    f"returns {outputs.dtype.name}{list(outputs.shape)} for {images.dtype.name}{list(images.shape)}."
                 )
             images = tf.ensure_shape(outputs, images.shape)
         return images
@@ -362,10 +354,10 @@ class AugmentedExamples(WrappedExamples):
 
 @names_arguments
 def augmented(examples: Examples, augment: str | Sequence[Augmentation]) -> Examples:
-    """Returns examples whose images are augmented in training; the examples themselves if there are no augmentations.
+    """Returns examples whose images are augmented in training; `examples` itself if there are no augmentations.
 
     Args:
-      examples: see `AugmentedExamples`.
+      examples: examples to augment; see `AugmentedExamples`.
       augment: a chain as in `--augment`, such as `flip|crop(padding=4)`; or functions of (images, `RowRandom`).
 
     Raises:

@@ -1,4 +1,4 @@
-"""The batch schedule of a run: its initial and current batch size, for any number of replicas, and its position."""
+"""The batch schedule of a run: its initial and current batch size, and its position in the stream of examples."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from tfdist.data import StreamPosition
 from tfdist.errors import InputError
 
-# The batch size that stays constant when a run resumes with another number of replicas.
+# Which batch size stays constant when a run resumes with another number of replicas.
 GLOBAL, REPLICA = "global", "replica"
 
 
@@ -15,24 +15,24 @@ GLOBAL, REPLICA = "global", "replica"
 class BatchSchedule:
     """The batch schedule of a run, as saved in checkpoints.
 
-    A run that goes from 3 to 2 and back to 3 replicas returns to its original batches.
+    A run that resumes with 2 replicas instead of 3, and then with 3 again, returns to its original batch size.
     """
 
     begun_at: int  # step at which the run began
     epochs_from: int  # position in the stream from which the run's epochs are counted
     batch_size: int  # initial global batch size
     replicas: int  # number of parts into which the initial batch was split
-    position: StreamPosition  # current position, with the current global batch size
+    position: StreamPosition  # position in the stream, with the current global batch size
 
     @classmethod
     def initial(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":
-        """Returns the schedule of a run that begins at `step`, for a data set of `size` examples."""
+        """Returns the schedule of a run that begins at `step`, on a data set of `size` examples."""
         start = position.epochs_from(step, size)
         return cls(begun_at=step, epochs_from=start, batch_size=batch_size, replicas=replicas, position=position)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "BatchSchedule":
-        """Restores a schedule from the result of `to_json`."""
+        """Creates a schedule from the result of `to_json`."""
         return cls(**{**values, "position": StreamPosition(**values["position"])})
 
     def to_json(self) -> dict[str, Any]:
@@ -60,12 +60,13 @@ class BatchSchedule:
         Args:
           replicas: number of parts into which each further batch is split.
           step: number of completed updates.
-          batch_size: value of the flag: with "replica" the initial batch size of the run, otherwise that of further steps.
+          batch_size: value of --batch_size: the run's initial batch size if `elastic_batch` is "replica", otherwise the
+            batch size from `step` on.
           elastic_batch: "global" keeps the global batch size, "replica" the batch size per replica.
 
         Raises:
-          InputError: `elastic_batch` is unknown; or it is "replica", and the batch size per replica is not an integer
-            or `batch_size` differs from that of the run.
+          InputError: `elastic_batch` is unknown; or it is "replica", and the initial batch size differs or is not
+            divisible by the initial number of replicas.
         """
         if elastic_batch not in (GLOBAL, REPLICA):
             raise InputError(f"--elastic_batch must be global or replica. Received: {elastic_batch!r}.")
@@ -80,7 +81,7 @@ class BatchSchedule:
             raise InputError(
                 "--elastic_batch=replica keeps the batch size per replica with which the run began. Received: "
                 f"--batch_size={batch_size} in a run that began with {self.batch_size} on {self.replicas} replicas. "
-                "Give the initial batch size."
+                "Pass the initial batch size."
             )
         if batch_size % self.replicas:
             lower = batch_size - batch_size % self.replicas

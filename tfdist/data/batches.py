@@ -20,11 +20,11 @@ from tfdist.data.row_partition import (
     RowAllocation,
     RowPartition,
     check_batch_size,
+    mark_none,
     replica_range,
-    share,
-    with_none,
-    without_absent,
-    without_none,
+    restore_none,
+    strip_none,
+    traced_row_range,
 )
 from tfdist.errors import InputError
 
@@ -33,14 +33,14 @@ _STEPS_AHEAD = 2
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Endless training batches: full global batches that are a pure function of (seed, first).
+    """An endless stream of full global batches for training, which is a pure function of (seed, first).
 
     Attributes:
-      source: the examples.
+      source: training examples.
       batch_size: global batch size, over all replicas, at least 1; may exceed the size of the source.
       seed: seed of the order of examples.
       first: position of the first example in the stream; earlier examples are skipped.
-      allocation: how many rows of a batch each replica gets.
+      allocation: number of rows of a batch that each replica gets.
     """
 
     source: Examples
@@ -50,14 +50,18 @@ class Pipeline:
     allocation: RowAllocation = EVEN
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """Returns the rows of this process's replicas, in turn: the batches of `indexed_dataset`."""
+        """Returns the same as `indexed_dataset`, without the indices of the examples."""
         return self.indexed_dataset(replicas, size).map(keras_internals.without_autograph(lambda rows: rows.batch))
 
     def indexed_dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """Returns the rows of this process's `replicas`, of `size` in total, in turn, with the indices of the examples.
+        """Returns the rows of this process's replicas, one after another, with the indices of the examples.
+
+        Args:
+          replicas: indices of this process's replicas.
+          size: total number of replicas.
 
         Returns:
-          An endless data set of `IndexedBatch`. Element i belongs to batch `i // len(replicas)`, counted from here, and
+          An endless data set of `IndexedBatch`. Element i belongs to batch `i // len(replicas)`, counted from `first`, and
           to `replicas[i % len(replicas)]`. Its first dim is static if all these replicas have the same number of rows.
 
         Raises:
@@ -70,14 +74,14 @@ class Pipeline:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPipeline:
-    """Evaluation batches: one pass in the natural order.
+    """Evaluation batches: one pass over the examples in their natural order.
 
-    The last batch is short if the batch size does not divide the number of examples. It is distributed as evenly as any
-    other, so a replica may have no counted rows.
+    The last batch is short if the number of examples is not divisible by the batch size. It is distributed as evenly as
+    any other batch, so a replica may have no counted rows.
 
     Attributes:
-      source: the examples.
-      batch_size: examples per batch, over all replicas, at least 1.
+      source: evaluation examples.
+      batch_size: global batch size, over all replicas, at least 1.
     """
 
     source: Examples
@@ -89,12 +93,12 @@ class EvaluationPipeline:
         return -(-self.source.size // self.batch_size)
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """Returns the `ReplicaRows` of this process's replicas in turn, `steps * len(replicas)` elements; see `Pipeline`."""
+        """Returns `steps * len(replicas)` elements of type `ReplicaRows`, in the order of `Pipeline.indexed_dataset`."""
         return single_pass(self.source, RowPartition(self.batch_size, tuple(replicas), size, total=self.source.size))
 
 
 def single_pass(examples: Examples, partition: RowPartition) -> tf.data.Dataset:
-    """Returns the `ReplicaRows` of a process's replicas, in turn, for one pass in the natural order."""
+    """Returns the `ReplicaRows` of a process's replicas, one after another, for one pass in the natural order."""
 
     @keras_internals.without_autograph
     def replica_rows(element: tf.Tensor, indexed: IndexedBatch) -> ReplicaRows:
@@ -109,7 +113,7 @@ def prefetch_batches(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset
     """Prefetches batches for a process's replicas in a private thread pool."""
     options: Any = tf.data.Options()
     options.deterministic = True
-    options.threading.private_threadpool_size = 0  # one per core, for sources that decode
+    options.threading.private_threadpool_size = 0  # one thread per core, for sources that decode
     options.threading.max_intra_op_parallelism = 1
     # The destructor of an iterator waits for the autotuning thread to wake up, which may take a minute. Without
     # autotuning, AUTOTUNE means the number of cores, at most 16.
@@ -118,13 +122,13 @@ def prefetch_batches(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset
 
 
 def replica_part(batch: Any, replica: int | tf.Tensor, size: int) -> ReplicaRows:
-    """Returns one replica's consecutive rows of a batch that `size` replicas share as evenly as possible.
+    """Returns one replica's consecutive rows of a batch that is divided as evenly as possible among `size` replicas.
 
     The batch is a structure of tensors, which may have different numbers of rows.
     """
-    batch, number = with_none(batch), tf.cast(replica, tf.int32)
-    rows = tf.nest.map_structure(lambda leaf: _replica_slice(leaf, number, size), batch)
-    counts = [share(count_rows(leaf), number, size)[1] for leaf in tf.nest.flatten(batch) if leaf is not None]
+    batch, index = restore_none(batch), tf.cast(replica, tf.int32)
+    rows = tf.nest.map_structure(lambda leaf: _replica_slice(leaf, index, size), batch)
+    counts = [traced_row_range(count_rows(leaf), index, size)[1] for leaf in tf.nest.flatten(batch) if leaf is not None]
     return ReplicaRows(rows, tuple(counts), count_rows(batch))
 
 
@@ -135,12 +139,12 @@ def count_rows(batch: Any) -> tf.Tensor:
 
 
 def has_static_rows(spec: Any) -> bool:
-    """Returns whether the number of rows of a batch is static, given its structure of specs."""
+    """Returns whether the number of rows of a batch is static; `spec` is the batch's structure of type specs."""
     return any(isinstance(leaf, tf.TensorSpec) and leaf.shape[:1].is_fully_defined() for leaf in tf.nest.flatten(spec))
 
 
 def static_rows(spec: Any) -> int | None:
-    """Returns the static number of rows of a batch, given its specs; None if it is unknown or differs between tensors."""
+    """Returns the static number of rows of a batch with type specs `spec`; None if unknown or not the same in all tensors."""
     leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
     sizes = {leaf.shape[0] if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank else None for leaf in leaves}
     return sizes.pop() if len(sizes) == 1 else None
@@ -149,12 +153,13 @@ def static_rows(spec: Any) -> int | None:
 def _replica_slice(leaf: Any, replica: tf.Tensor, size: int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         raise InputError(
-            "Rows of a batch are split between replicas. Received: a SparseTensor. Use tf.sparse.to_dense on it."
+            "A batch that is divided among replicas must be dense or ragged. Received: a SparseTensor. Apply "
+            "tf.sparse.to_dense to it."
         )
     if leaf is None:
         return None
     row_count = count_rows(leaf)
-    begin, end = replica_range(*share(row_count, replica, size), row_count)
+    begin, end = replica_range(*traced_row_range(row_count, replica, size), row_count)
     rows = leaf[begin:end]
     if isinstance(leaf, tf.RaggedTensor):
         return rows
@@ -166,29 +171,29 @@ def _replica_slice(leaf: Any, replica: tf.Tensor, size: int) -> Any:
 def split_batches(
     batches: tf.data.Dataset, replicas: Sequence[int], size: int, on_read: Callable[[int, int], None] | None = None
 ) -> tf.data.Dataset:
-    """Returns a data set of the `ReplicaRows` of this process's replicas, in turn, of the same batches on every process.
+    """Splits batches, which are the same on every process, into the `ReplicaRows` of this process's replicas.
 
-    `on_read` is called with the number and the `checksum` of each batch that is read.
+    `on_read` is called with the index and the `checksum` of each batch that is read.
     """
     replica_indices = tf.constant(list(replicas), tf.int32)
 
     @keras_internals.without_autograph
-    def replica_batches(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
-        batch = without_none(without_absent(with_none(batch)))
-        batch = batch if on_read is None else _with_callback(number, batch, on_read)
+    def replica_batches(batch_index: tf.Tensor, batch: Any) -> tf.data.Dataset:
+        batch = mark_none(strip_none(restore_none(batch)))
+        batch = batch if on_read is None else _with_callback(batch_index, batch, on_read)
         return tf.data.Dataset.range(len(replicas)).map(
-            lambda index: without_none(replica_part(batch, tf.gather(replica_indices, index), size))
+            lambda index: mark_none(replica_part(batch, tf.gather(replica_indices, index), size))
         )
 
     return prefetch_batches(batches.enumerate().flat_map(replica_batches), len(replicas))
 
 
-def _with_callback(number: tf.Tensor, batch: Any, on_read: Callable[[int, int], None]) -> Any:
-    def call(number: np.ndarray, checksum: np.ndarray) -> np.int64:
-        on_read(int(number), int(checksum))
+def _with_callback(batch_index: tf.Tensor, batch: Any, on_read: Callable[[int, int], None]) -> Any:
+    def call(index: np.ndarray, checksum: np.ndarray) -> np.int64:
+        on_read(int(index), int(checksum))
         return np.int64(0)
 
-    with tf.control_dependencies([tf.numpy_function(call, [number, _fingerprint(batch)], tf.int64)]):
+    with tf.control_dependencies([tf.numpy_function(call, [batch_index, _fingerprint(batch)], tf.int64)]):
         return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
 
@@ -198,9 +203,9 @@ def checksum(batch: Any) -> int:
 
 
 def _fingerprint(batch: Any) -> tf.Tensor:
-    """Returns the same as `checksum`, as a scalar int64.
+    """Returns the same value as `checksum`, as a scalar int64.
 
-    This TensorFlow operation is six times as fast as `zlib.crc32`, and releases the GIL.
+    `tf.fingerprint` is six times as fast as `zlib.crc32`, and releases the GIL.
     """
     leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True)]
     fingerprints = [_tensor_fingerprint(leaf) for leaf in leaves if leaf.dtype not in (tf.variant, ABSENT)]

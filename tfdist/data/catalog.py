@@ -1,4 +1,4 @@
-"""The catalog of data sets; synthetic data, text and tensorflow-datasets."""
+"""Loads data sets by name, and defines the data sets `synthetic`, `text` and `tfds`."""
 
 import inspect
 import math
@@ -29,7 +29,7 @@ _NOISE = 40  # standard deviation, relative to 255
 def synthetic(
     shape: Sequence[int] | str = (28, 28, 1), classes: int = 10, size: int = 1024, test_size: int = 256, seed: int = 0
 ) -> DataSet:
-    """Examples of random classes: the mean of the class plus noise, stored as bytes; x is float32 in [0, 1].
+    """Creates examples of random classes, each the mean of its class plus noise, stored as bytes; x is float32 in [0, 1].
 
     Args:
       shape: shape of one example's x; as text, "224x224x3".
@@ -44,7 +44,7 @@ def synthetic(
     dims = _dims(shape)
     if min(classes, size, test_size + 1) < 1:
         raise InputError(
-            "synthetic needs classes and size of at least 1, test_size of at least 0. "
+            "For synthetic data, classes and size must be at least 1, and test_size at least 0. "
             f"Received: classes={classes}, size={size}, test_size={test_size}."
         )
     generator = np.random.Generator(np.random.PCG64(seed))
@@ -57,7 +57,7 @@ def synthetic(
 def _draw(generator: np.random.Generator, means: np.ndarray, size: int) -> ArraySource:
     labels = generator.integers(0, len(means), size, np.int32)
     images = np.empty((size, *means.shape[1:]), np.uint8)
-    # One image at a time, because the noise of all would take 4 times the memory.
+    # One image at a time, because the noise of all images would take 4 times their memory.
     for image, label in zip(images, labels, strict=True):
         noise = generator.standard_normal(image.shape, np.float32) * _NOISE
         image[...] = np.clip(means[label] + noise, 0, 255)
@@ -70,16 +70,16 @@ def _dims(shape: Sequence[int] | str) -> tuple[int, ...]:
     except (TypeError, ValueError):
         dims = ()
     if not dims or math.prod(dims) < 1 or min(dims) < 1:
-        raise InputError(f"The shape of synthetic data must be as in synthetic:224x224x3. Received: {shape!r}.")
+        raise InputError(f"Synthetic data needs a positive shape, as in synthetic:224x224x3. Received: {shape!r}.")
     return dims
 
 
 _EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
-_TEST_SHARE = 20  # the test part is 1/20 of the text
+_TEST_DIVISOR = 20  # the last 1/20 of the text is the test data
 
 
 class TextSource(Source):
-    """Consecutive windows of a text: x is `length` bytes, y the same shifted by one byte; int32 [length] each."""
+    """Consecutive windows of a text: x is `length` bytes, and y is the same window shifted by one byte; int32 [length]."""
 
     def __init__(self, text: np.ndarray, length: int):
         """Copies the text.
@@ -105,16 +105,16 @@ class TextSource(Source):
 
 
 def text(length: int = 128, max_bytes: int = 8_000_000) -> DataSet:
-    """The .py files of Python's standard library, in sorted order; the last twentieth is the test part.
+    """Loads the .py files of Python's standard library, in sorted order; the last twentieth is the test data.
 
-    All processes of a run need the same version of Python to have the same text.
+    All processes of a run must have the same version of Python, so that they have the same text.
 
     Args:
-      length: bytes per example.
+      length: number of bytes per example.
       max_bytes: maximum number of bytes to read.
     """
     content = np.frombuffer(_standard_library(max_bytes), np.uint8)
-    test_start = len(content) - len(content) // _TEST_SHARE
+    test_start = len(content) - len(content) // _TEST_DIVISOR
     train, test = (TextSource(part, length) for part in (content[:test_start], content[test_start:]))
     return DataSet("text", train, test, (length,), 256)
 
@@ -135,7 +135,7 @@ _TEST_SPLITS = ("test", "validation")
 
 
 def tfds_data_set(name: str, data_dir: str | None = None) -> DataSet:
-    """A data set with (input, label) pairs; images are scaled to float32 in [0, 1].
+    """Loads a data set of tensorflow-datasets with (input, label) pairs; images are scaled to float32 in [0, 1].
 
     The data is read as a stream; see `StreamSource` for the cost.
 
@@ -144,8 +144,8 @@ def tfds_data_set(name: str, data_dir: str | None = None) -> DataSet:
       data_dir: directory in which the data set was prepared; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
 
     Raises:
-      InputError: the data set is not prepared there (the message names the command), or has no (input, label) pairs, no
-        training split, or inputs of different shapes.
+      InputError: the data set is not prepared in `data_dir` (the message contains the command that prepares it), or it
+        has no (input, label) pairs, no training split, or inputs of different shapes.
     """
     folder = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     # Checked first, because tfds.load waits forever if there is neither data nor a network.
@@ -154,9 +154,9 @@ def tfds_data_set(name: str, data_dir: str | None = None) -> DataSet:
     builder = datasets.builder_from_directory(str(directory))
     keys, splits = builder.info.supervised_keys, builder.info.splits
     if keys is None or len(keys) != 2:
-        raise InputError(f"The data set tfds:{name} must have pairs (input, label). Received: {keys}.")
+        raise InputError(f"The data set tfds:{name} must have (input, label) pairs. Received: supervised_keys={keys}.")
     if "train" not in splits:
-        raise InputError(f"The data set tfds:{name} must have a split train. Received: {', '.join(splits)}.")
+        raise InputError(f"The data set tfds:{name} must have a train split. Received: {', '.join(splits)}.")
     train = _stream_source(builder, name, "train")
     test = next((_stream_source(builder, name, split) for split in _TEST_SPLITS if split in splits), None)
     label = builder.info.features[keys[1]] if isinstance(keys[1], str) else None
@@ -169,15 +169,15 @@ def _stream_source(builder: Any, name: str, split: str) -> StreamSource:
     spec = dataset.element_spec[0]
     if isinstance(spec, tf.TensorSpec) and not spec.shape.is_fully_defined():
         raise InputError(
-            f"The inputs of tfds:{name} must have the same shape. Received: {spec.shape}. Write a function that returns "
-            "data sets with them resized, and give it as --dataset=package.module:function."
+            f"The inputs of tfds:{name} must all have the same shape. Received: {spec.shape}. Write a function that "
+            "returns data sets of resized inputs, and pass it as --dataset=package.module:function."
         )
     source = StreamSource(dataset)
     return source.map(scale_to_unit(255)) if isinstance(spec, tf.TensorSpec) and spec.dtype == tf.uint8 else source
 
 
 def _find_version(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """Returns the directory of the newest version that matches the name."""
+    """Returns the directory of the newest version of a data set that matches its name."""
     if not _NAME.fullmatch(name):
         raise InputError(f"tfds: must be followed by NAME or NAME/CONFIG, and optionally :VERSION. Received: {name!r}.")
     path, _, version = name.partition(":")
@@ -187,13 +187,13 @@ def _find_version(name: str, folder: pathlib.Path) -> pathlib.Path:
     if not matches:
         raise InputError(
             f"The data set tfds:{name} must be prepared under --data_dir. Received: --data_dir={folder}, which has "
-            f"{', '.join(sorted(str(path.relative_to(folder)) for path in candidates)) or 'nothing of that name'}. Run "
+            f"{', '.join(sorted(str(path.relative_to(folder)) for path in candidates)) or 'no data set of that name'}. Run "
             f"`tfds build {path} --data_dir={folder}` on a machine with network access."
         )
     parents = sorted({directory.parent for directory in matches})
     if len(parents) > 1:
         configs = ", ".join(f"tfds:{parent.relative_to(folder)}" for parent in parents)
-        raise InputError(f"tfds:{name} is prepared in several configs. Received: no config. Use one of {configs}.")
+        raise InputError(f"tfds:{name} is prepared in several configs, so one must be specified. Use one of {configs}.")
     return max(matches, key=lambda directory: [int(part) for part in directory.name.split(".")])
 
 
@@ -216,11 +216,11 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
     """Loads a data set by name.
 
     Args:
-      name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3` or `tfds:NAME`; your own files,
-        `images:DIR`, `csv:FILE`, `npz:FILE` or `tfrecord:PATTERN`; or a user-defined `package.module:function`. Each may
-        have arguments in parentheses. A user's function gets `data_dir` if it has this parameter, and returns a
+      name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3` or `tfds:NAME`; for your own
+        files, `images:DIR`, `csv:FILE`, `npz:FILE` or `tfrecord:PATTERN`; or a user-defined `package.module:function`.
+        Each may have arguments in parentheses. A user's function gets `data_dir` if it has this parameter, and returns a
         value that `as_data_set` accepts.
-      data_dir: directory of data sets that are files.
+      data_dir: directory of the files, for data sets that are read from files.
 
     Raises:
       InputError: the name is unknown, its arguments are invalid, or its data or a required package is missing.
@@ -244,6 +244,6 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
 
 
 def takes_data_dir(name: str) -> bool:
-    """Returns whether a data set may read files in `data_dir`; True for a user-defined one."""
+    """Returns whether a data set may read files in `data_dir`; True for a user-defined data set."""
     prefix, _, _ = spec.parse(name).name.partition(":")
     return prefix not in CATALOG or "data_dir" in inspect.signature(CATALOG[prefix]).parameters

@@ -1,4 +1,4 @@
-"""`Examples`, the interface between data sets and input pipelines; class weights."""
+"""Defines `Examples`, the interface between data sets and input pipelines, and applies class weights."""
 
 import abc
 import copy
@@ -11,16 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.data.row_partition import RowPartition, without_absent
+from tfdist.data.row_partition import RowPartition, strip_none
 from tfdist.errors import InputError
 
 Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight) of structures of tensors
-# (batched x, y and, if there is one, sample_weight) -> the same.
-Transform = Callable[..., Element]
+Transform = Callable[..., Element]  # a function of the batched x, y and, if present, sample_weight
 
 
 def identity(*element: Any) -> Element:
-    """Returns its arguments: the identity transform."""
+    """Returns its arguments unchanged, as a transform."""
     return element
 
 
@@ -33,19 +32,19 @@ def chain(first: Transform, second: Transform) -> Transform:
 class Origins(NamedTuple):
     """The origin of each example."""
 
-    kind: str  # what a name denotes: a "file", or a "line" of a file
-    names: Sequence[str] | Sequence[int]  # a name for each example, in their natural order
+    kind: str  # what `names` are: "file" for file names, "line" for line numbers in a file
+    names: Sequence[str] | Sequence[int]  # name or number for each example, in the natural order
 
 
 class Examples(abc.ABC):
-    """A finite number of examples in a natural order, each (x, y) or (x, y, sample_weight), whose parts are structures.
+    """A finite number of examples in a natural order, each (x, y) or (x, y, sample_weight) of structures of tensors.
 
     Attributes:
       size: number of examples per epoch, at least 1.
-      batch_size: rows of the batches in which the examples come; None if they do not come in batches.
+      batch_size: number of rows in each batch of batched data; None if the data is not batched.
       rows: number of examples in one pass over the data, if it may be less than `size`.
-      is_reiterable: whether each iterator begins with the first example; otherwise all share one stream.
-      batch_text: description of the examples of a step that does not use a batch of the batch size; otherwise "".
+      is_reiterable: whether each iterator begins with the first example; otherwise all iterators read one stream.
+      batch_text: description of the examples of a step, if a step does not use `batch_size` examples; otherwise "".
       origins: the origin of each example; None if unknown.
     """
 
@@ -56,12 +55,12 @@ class Examples(abc.ABC):
     is_reiterable: bool = True
     origins: Origins | None = None
     _transform: Transform = staticmethod(identity)  # applied to batches
-    _shuffle: bool = True  # whether each epoch has an order of its own
+    _shuffle: bool = True  # whether each epoch has its own random order
 
     @property
     @abc.abstractmethod
     def element_spec(self) -> Any:
-        """The structure of `tf.TensorSpec` of one example, without a batch dim."""
+        """Structure of `tf.TensorSpec`s of one example, without a batch dim."""
 
     @abc.abstractmethod
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
@@ -77,12 +76,12 @@ class Examples(abc.ABC):
 
     @property
     def sample(self) -> "Examples":
-        """Similar examples that can be read at any time, while a pipeline reads these."""
+        """Similar examples that can be read at any time, even while a pipeline reads these."""
         return self
 
     @property
     def checksum(self) -> int | None:
-        """A checksum of data that should be the same on every process, in [-2**63, 2**63); None if there is none."""
+        """A checksum of data that must be the same on every process, in [-2**63, 2**63); None if not available."""
         return None
 
     def in_order(self) -> Self:
@@ -90,10 +89,10 @@ class Examples(abc.ABC):
         return self._copy_with(_shuffle=False)
 
     def preview(self, rows: int) -> Element:
-        """Returns some examples, to check them before training; only `sample` can be read at any time.
+        """Returns some examples, to check before training; while a pipeline reads, call `sample.preview` instead.
 
         Args:
-          rows: number of examples that may be read, at least 1; more if they are in memory.
+          rows: maximum number of examples to return, at least 1. Data in memory may return more.
         """
         partition = RowPartition(min(rows, self.size), (0,), 1, total=self.size)
         with tf.device("CPU:0"):
@@ -110,7 +109,7 @@ class Examples(abc.ABC):
         return examples
 
     def explain(self, error: Exception) -> InputError | None:
-        """Returns the cause of a TensorFlow error that was raised while reading examples; None if unknown.
+        """Returns an error with the cause of a TensorFlow error that was raised while reading examples; None if unknown.
 
         Called after a run has failed, so it may search for an example that cannot be read.
         """
@@ -118,10 +117,10 @@ class Examples(abc.ABC):
 
 
 class WrappedExamples(Examples):
-    """Examples that delegate to other examples what a subclass does not override."""
+    """Examples that wrap other examples, and delegate to them whatever a subclass does not override."""
 
     def __init__(self, examples: Examples, size: int):
-        """Wraps examples, of which `size` count as an epoch."""
+        """Wraps `examples`, of which `size` count as an epoch."""
         self._examples, self.size = examples, size
         self.batch_size, self.rows = examples.batch_size, examples.rows
         self.is_reiterable = examples.is_reiterable
@@ -151,7 +150,7 @@ class WrappedExamples(Examples):
 class PartialEpochs(WrappedExamples):
     """Examples with a fixed number of examples per epoch, regardless of the size of the data.
 
-    An evaluation uses the first examples.
+    An evaluation uses the first `size` examples.
     """
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
@@ -159,20 +158,20 @@ class PartialEpochs(WrappedExamples):
         return batches if partition.total is None else batches.take(partition.elements)
 
 
-NO_TARGETS = ()  # the y of examples that have none
+NO_TARGETS = ()  # y of examples without targets
 
 
 def without_targets(*x: Any) -> Element:
-    """Returns (x, y) without targets, given the parts of an element that is x, (x,) or a tuple of inputs."""
+    """Returns `(x, NO_TARGETS)` for a single input x, or for a tuple of several inputs."""
     return x[0] if len(x) == 1 else x, NO_TARGETS
 
 
 def as_element(batch: Any) -> Element:
-    """Returns a batch or an example in one of the forms that Keras accepts as a plain tuple (x, y) or (x, y, sample_weight).
+    """Converts a batch or an example, in any form that Keras accepts, to a tuple (x, y) or (x, y, sample_weight).
 
-    It may be a list or a named tuple, or x alone or (x,), which has no targets; y and sample_weight may be None.
+    Keras also accepts a list or a named tuple, and x or (x,) for data without targets; y and sample_weight may be None.
     """
-    batch = without_absent(batch)
+    batch = strip_none(batch)
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     return parts if len(parts) > 1 else without_targets(*parts)
 
@@ -186,20 +185,16 @@ def map_to_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def check_element(element: Any) -> None:
-    """Checks that an element is (x, y) or (x, y, sample_weight).
-
-    Raises:
-      InputError: the element is something else.
-    """
+    """Checks that an element is (x, y) or (x, y, sample_weight); raises `InputError` otherwise."""
     if not (isinstance(element, tuple) and len(element) in (2, 3)):
         kind = type(element).__name__
         received = f"{kind} of {len(element)}" if isinstance(element, tuple | list | dict) else kind
         raise InputError(
-            f"Examples must be tuples (x, y) or (x, y, sample_weight). Received: {received}. Structures go inside x and y."
+            f"Examples must be tuples (x, y) or (x, y, sample_weight). Received: {received}. Put structures inside x and y."
         )
     for name, part in zip(("x", "y", "sample_weight"), element, strict=False):
         if any(map(_is_absent, tf.nest.flatten(part))):
-            raise InputError(f"Examples must consist of arrays. Received: {name} with None in it. Leave that out.")
+            raise InputError(f"Examples must consist of arrays. Received: {name} that contains None. Remove the None.")
 
 
 def _is_absent(leaf: Any) -> bool:
@@ -207,11 +202,7 @@ def _is_absent(leaf: Any) -> bool:
 
 
 def unbatched_spec(batched_spec: Any) -> Any:
-    """Drops the batch dim of a data set's element_spec.
-
-    Raises:
-      InputError: an element is not (x, y) or (x, y, sample_weight).
-    """
+    """Returns the element_spec of a batched data set without the batch dim; raises `InputError` as `check_element` does."""
     check_element(batched_spec)
     return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batched_spec)
 
@@ -220,13 +211,14 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float], one_h
     """Returns the same examples, with the weights of their classes as sample weights.
 
     Args:
-      source: examples whose y is one tensor of class numbers, which are rounded: a number per example, [n] or [n, 1], or per
-        token, [n, length]; or of vectors [n, classes], whose largest element is the class.
-      class_weight: finite weights, at least 0, by class, at least 0; other classes have weight 1.
-      one_hot: whether y with more than one dim, the last of them not 1, consists of vectors; by default, if it is floating.
+      source: examples whose y is one tensor: class indices (floats are rounded), one per example, [n] or [n, 1], or one
+        per token, [n, length]; or vectors [n, classes], whose largest element is the class.
+      class_weight: finite weights, at least 0, by class index, at least 0; other classes have weight 1.
+      one_hot: whether y consists of vectors if it has several dims, the last of which is not 1; by default, whether y is
+        floating-point.
 
     Raises:
-      InputError: y is not one tensor of numbers, a class or a weight is negative, or, as in Keras, there are sample weights.
+      InputError: y is not one numeric tensor, a class or a weight is invalid, or, as in Keras, there are sample weights.
     """
     invalid = {label: weight for label, weight in class_weight.items() if label < 0 or not 0 <= weight < np.inf}
     if invalid or not class_weight:
@@ -235,11 +227,13 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float], one_h
         )
     _, labels, *weights = source.element_spec
     if weights:
-        raise InputError("Give class weights or sample weights. Received: both. Multiply the sample weights yourself.")
+        raise InputError(
+            "Class weights and sample weights are mutually exclusive. Received: both. Multiply the sample weights yourself."
+        )
     if not isinstance(labels, tf.TensorSpec) or labels.dtype in (tf.string, tf.variant) or labels.dtype.is_complex:
         raise InputError(
-            f"Class weights need one label for each example, a number or a one-hot vector. Received: y of {labels}. Give "
-            "sample weights."
+            f"Class weights need one label for each example, a number or a one-hot vector. Received: y of {labels}. Pass "
+            "sample weights instead."
         )
     has_vectors = labels.dtype.is_floating if one_hot is None else one_hot
     table = np.ones(max(class_weight) + 2, keras.config.floatx())  # the last entry is for all other classes
@@ -265,15 +259,15 @@ def _class_numbers(labels: tf.Tensor, has_vectors: bool) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A data set.
+    """Training and test examples, with their metadata.
 
     Attributes:
-      name: name in the catalog, for display.
+      name: name of the data set, for display.
       train: training examples.
       test: test examples; None if there are none.
       input_shape: shape of one example's x, without a batch dim; () if x is a structure.
       classes: number of classes; None if y is not an integer label or the number is unknown.
-      class_names: names of the classes, in the order of their numbers; empty if they have none.
+      class_names: name of each class, by class index; empty if the classes have no names.
     """
 
     name: str

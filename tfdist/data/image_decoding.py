@@ -9,18 +9,18 @@ import tensorflow as tf
 from tfdist.errors import InputError, is_integer
 
 _CHANNELS = (1, 3, 4)
-_CONTEXT = re.compile(r"\{\{.*?\}\} ?")  # the node of an operation in TensorFlow's messages
+_CONTEXT = re.compile(r"\{\{.*?\}\} ?")  # the name of a graph node in TensorFlow's messages
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDecoding:
-    """The conversion of encoded images to tensors of one shape, float32 in [0, 1]."""
+    """Converts encoded images to tensors of one shape, float32 in [0, 1]."""
 
     height: int  # height of every decoded image
     width: int  # width of every decoded image
-    channels: int  # 1 (gray), 3 (RGB) or 4 (RGBA); files with other channels are converted
-    resizes: bool  # whether images of other sizes are resized, as in Keras (bilinear); otherwise they are errors
-    crops: bool = False  # whether a resized image keeps its aspect ratio and is cropped to its center
+    channels: int  # 1 (gray), 3 (RGB) or 4 (RGBA); images with another number of channels are converted
+    resizes: bool  # whether images of other sizes are resized, as in Keras (bilinear), rather than rejected
+    crops: bool = False  # whether a resized image keeps its aspect ratio, by cropping to its center
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -31,7 +31,7 @@ class ImageDecoding:
         """Returns images, float32 [n, height, width, channels], in [0, 1].
 
         Args:
-          files: contents of files, string [n].
+          files: contents of the files, string [n].
         """
         dtype = tf.float32 if self.resizes else tf.uint8
         images = tf.map_fn(self._decode_image, files, fn_output_signature=tf.TensorSpec(self.shape, dtype))
@@ -49,10 +49,14 @@ class ImageDecoding:
 def image_decoding(
     size: int | Sequence[int] | None, channels: int, crop_to_aspect_ratio: bool, name: str, first_content: bytes
 ) -> ImageDecoding:
-    """Returns the decoding of the images of a data set, of whose first image `name` and content are given.
+    """Returns the decoding for the images of a data set.
 
-    `size` is height and width, or one number for both; None if all images have the size of the first. See `ImageDecoding` for
-    the channels and the crop.
+    Args:
+      size: height and width, or one number for both; None if all images have the size of the first image.
+      channels: see `ImageDecoding`.
+      crop_to_aspect_ratio: see `ImageDecoding.crops`.
+      name: name of the first image, for errors.
+      first_content: contents of its file.
 
     Raises:
       InputError: an argument is out of range, or the first image cannot be decoded.
@@ -62,12 +66,12 @@ def image_decoding(
     first_shape = decoded_shape(name, first_content, channels)
     dims = first_shape[:2] if size is None else (size, size) if is_integer(size) else size
     if not isinstance(dims, list | tuple) or len(dims) != 2 or not all(is_integer(n) and n >= 1 for n in dims):
-        raise InputError(f"size must be a number of pixels, or (height, width). Received: {size!r}.")
+        raise InputError(f"size must be a positive number of pixels, or (height, width). Received: {size!r}.")
     return ImageDecoding(int(dims[0]), int(dims[1]), channels, size is not None, bool(crop_to_aspect_ratio))
 
 
 def decoded_shape(name: str, content: bytes, channels: int) -> tuple[int, ...]:
-    """Decodes one image as a check, and returns its shape; an `InputError` contains its name."""
+    """Returns the shape of one image, after decoding it; raises `InputError` with its name if that fails."""
     try:
         with tf.device("CPU:0"):
             return tuple(_decode_content(tf.constant(content), channels).shape)
@@ -80,7 +84,7 @@ def decoded_shape(name: str, content: bytes, channels: int) -> tuple[int, ...]:
 
 
 def without_context(message: str) -> str:
-    """Returns the cause in an error message of TensorFlow, without the operation that failed."""
+    """Returns a TensorFlow error message without the name of the operation that failed."""
     return _CONTEXT.sub("", message).partition(" [Op:")[0].split("\n")[0].strip().rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""The data set `images`: image files in one folder per class."""
+"""Loads the data set `images`: image files in one folder per class."""
 
 import contextlib
 import os
@@ -22,12 +22,16 @@ _KIND = "images"
 
 
 class ImageFiles(Source):
-    """Image files, optionally with labels; read and decoded on demand, several batches in parallel."""
+    """Image files, optionally with labels. They are read and decoded on demand, several batches in parallel."""
 
     def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray | None, decoding: ImageDecoding):
-        """Stores the paths of files, at least one, in a folder whose name may differ between processes.
+        """Stores the paths without reading the files.
 
-        `labels`, int32 [n], are the classes of the files; None for examples without targets.
+        Args:
+          folder: folder of the files; its path may differ between processes.
+          paths: paths of the files, at least one.
+          labels: class indices of the files, int32 [n]; None for examples without targets.
+          decoding: conversion of the files to tensors.
         """
         self.size = len(paths)
         self._folder, self._names = folder, list(paths)
@@ -43,7 +47,7 @@ class ImageFiles(Source):
 
     @property
     def checksum(self) -> int:
-        """See base class. Covers the names of the files."""
+        """See base class. Covers the paths of the files relative to the folder."""
         return checksum_of("\0".join(path.removeprefix(self._folder) for path in self._names).encode())
 
     def explain(self, error: Exception) -> InputError | None:
@@ -60,20 +64,20 @@ def images(
     labels: bool = True,
     data_dir: str | None = None,
 ) -> DataSet:
-    """JPEG, PNG, BMP and GIF files, a folder per class; x is float32 in [0, 1].
+    """Loads JPEG, PNG, BMP and GIF files, with one folder per class; x is float32 in [0, 1].
 
-    Classes are numbered in the order of their folders' names. If the folder has a subfolder `train` with subfolders, these
-    are the classes, and the test part is in `test`, `validation` or `val` next to it, if one exists.
+    Class indices are in the order of the folders' names. If the folder has a subfolder `train` with subfolders, these are
+    the classes, and the test data is in the first of `test`, `validation` and `val` that exists next to `train`.
 
     Args:
       path: the folder.
       size: height and width to which images are resized, or one number for both; None if all have the same size.
       channels: 1 (gray), 3 (RGB) or 4 (RGBA).
-      crop_to_aspect_ratio: whether resized images keep their aspect ratio and are cropped to their center.
-      validation_split: fraction of the images, in [0, 1), that becomes the test part; the same in every run.
-      labels: whether folders are classes. If False, for prediction, both parts have all images in the folder and its
-        subfolders, without labels.
-      data_dir: directory that a relative path starts from.
+      crop_to_aspect_ratio: whether resized images keep their aspect ratio, by cropping to their center.
+      validation_split: fraction of the images, in [0, 1), to use as the test data; the same images in every run.
+      labels: whether folders are classes. If False, for prediction, both the training and the test data are all images
+        in the folder and its subfolders, without labels.
+      data_dir: directory against which a relative path is resolved.
 
     Raises:
       InputError: a folder is missing or empty, the first image of a class cannot be decoded, or an argument is invalid.
@@ -83,8 +87,8 @@ def images(
         paths = _image_files(folder)
         if not paths:
             raise InputError(
-                f"The data set {_KIND} must have images ({', '.join(_ENDINGS)}). Received: {folder}, which has none. Give "
-                "another folder."
+                f"The data set {_KIND} must have images ({', '.join(_ENDINGS)}). Received: {folder}, which has no image. "
+                "Specify another folder."
             )
         decoding = image_decoding(size, channels, crop_to_aspect_ratio, paths[0], _read_file(paths[0]))
         source = ImageFiles(folder, paths, None, decoding)
@@ -97,13 +101,13 @@ def images(
         train_folder = folder
     by_class = _files_by_class(train_folder)
     classes = tuple(by_class)
-    paths, numbers = _flatten(by_class, classes)
+    paths, class_indices = _flatten(by_class, classes)
     decoding = image_decoding(size, channels, crop_to_aspect_ratio, paths[0], _read_file(paths[0]))
     for files in by_class.values():
         _check_file(files[0], decoding)
-    train_indices, test_indices = split_indices(numbers, validation_split, test_folder)
+    train_indices, test_indices = split_indices(class_indices, validation_split, test_folder)
     parts = train_indices, test_indices
-    source, split = (ImageFiles(folder, [paths[i] for i in part], numbers[part], decoding) for part in parts)
+    source, split = (ImageFiles(folder, [paths[i] for i in part], class_indices[part], decoding) for part in parts)
     test = split if len(test_indices) else None
     if test_folder:
         test = ImageFiles(folder, *_flatten(_files_by_class(test_folder, classes), classes), decoding)
@@ -111,19 +115,19 @@ def images(
 
 
 def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> dict[str, list[str]]:
-    """Returns the files of each class's folder, in sorted order; for the test part, `known_classes` are the training part's."""
+    """Returns the files in each class's folder, in sorted order; for test data, `known_classes` are the training classes."""
     classes = _subfolders(folder)
     if not classes:
         raise InputError(
-            f"The data set {_KIND} must be a folder that has a folder of images for each class. Received: {folder}, which "
-            f"has {len(_image_files(folder))} images but no folders. Move the images of each class into a folder of its own "
-            "or, to predict, add labels=False."
+            f"The data set {_KIND} must be a folder with a subfolder of images for each class. Received: {folder}, which "
+            f"has {len(_image_files(folder))} images but no subfolders. Move the images of each class into a separate "
+            "subfolder or, for prediction, add labels=False."
         )
     files = {name: _image_files(os.path.join(folder, name)) for name in classes}
     unknown_classes = [] if known_classes is None else [n for n in classes if n not in known_classes and files[n]]
     if known_classes is not None and unknown_classes:
         raise InputError(
-            f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown_classes[0])}."
+            f"The test data must have the classes of the training data. Received: {os.path.join(folder, unknown_classes[0])}."
             f"{nearest(unknown_classes[0], known_classes[:20])}"
         )
     empty_classes = [name for name, paths in files.items() if not paths]
@@ -131,7 +135,7 @@ def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> 
         folder_path = os.path.join(folder, empty_classes[0])
         raise InputError(
             f"The folder of a class must have images ({', '.join(_ENDINGS)}). Received: {folder_path}, "
-            "which has none. Add images or remove the folder."
+            "which has no image. Add images or remove the folder."
         )
     return files
 
@@ -164,18 +168,18 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _flatten(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    class_numbers = {name: number for number, name in enumerate(classes)}
-    pairs = [(path, class_numbers[name]) for name, files in by_class.items() for path in files]
+    class_indices = {name: index for index, name in enumerate(classes)}
+    pairs = [(path, class_indices[name]) for name, files in by_class.items() for path in files]
     return [path for path, _ in pairs], np.array([label for _, label in pairs], np.int32)
 
 
 def _check_file(path: str, decoding: ImageDecoding) -> None:
-    """Raises `InputError` if an image cannot be read or decoded, or has a different size."""
+    """Raises `InputError` if an image cannot be read or decoded, or has another size than `decoding` requires."""
     shape = decoded_shape(path, _read_file(path), decoding.channels)
     if not decoding.resizes and shape != decoding.shape:
         raise InputError(
-            f"Images must have one size, unless they are resized. Received: {path} of {shape[0]} x {shape[1]} pixels, and "
-            f"others of {decoding.height} x {decoding.width}. Add size={decoding.height}, for example."
+            f"Images must all have the same size, unless they are resized. Received: {path} of {shape[0]} x {shape[1]} "
+            f"pixels, and others of {decoding.height} x {decoding.width}. Add size={decoding.height}, for example."
         )
 
 

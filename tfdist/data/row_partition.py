@@ -17,7 +17,7 @@ ABSENT = tf.qint8  # marks None in an element of a data set; no data has this dt
 
 
 def with_tuples(arrays: Any) -> Any:
-    """Returns a structure with tuples instead of lists of arrays, since tf.data converts a list to one tensor.
+    """Returns a structure with tuples instead of lists of arrays, because tf.data converts a list to one tensor.
 
     Other lists, such as those of numbers, are unchanged.
     """
@@ -29,7 +29,7 @@ def with_tuples(arrays: Any) -> Any:
 
 
 def has_arrays(parts: Any) -> bool:
-    """Returns whether a tuple, list or dict contains an array, or a structure with one, rather than numbers or text."""
+    """Returns whether a tuple, list or dict contains an array, possibly nested, rather than only numbers or text."""
     values = parts.values() if isinstance(parts, dict) else parts
     return any(
         has_arrays(value) if isinstance(value, tuple | list | dict) else bool(getattr(value, "shape", ()))
@@ -37,8 +37,8 @@ def has_arrays(parts: Any) -> bool:
     )
 
 
-def with_none(batch: Any) -> Any:
-    """Returns a structure with None for absent parts, which Keras's adapters or `without_none` have marked."""
+def restore_none(batch: Any) -> Any:
+    """Returns a structure with None in place of the marks that Keras's adapters or `mark_none` have set for None."""
 
     def leaf_or_none(leaf: Any) -> Any:
         is_absent = isinstance(leaf, tf.experimental.Optional) or getattr(leaf, "dtype", None) == ABSENT
@@ -47,15 +47,15 @@ def with_none(batch: Any) -> Any:
     return tf.nest.map_structure(leaf_or_none, batch)
 
 
-def without_absent(batch: Any) -> Any:
-    """Returns a batch or an example; if it is a tuple or a list, without trailing None."""
+def strip_none(batch: Any) -> Any:
+    """Returns a batch or an example; trailing None is removed from a tuple or a list."""
     while isinstance(batch, tuple | list) and len(batch) > 1 and batch[-1] is None:
         batch = batch[:-1]
     return batch
 
 
-def without_none(batch: Any) -> Any:
-    """Inverse of `with_none`: tf.distribute accepts neither None nor `Optional`."""
+def mark_none(batch: Any) -> Any:
+    """Replaces None by a mark, which `restore_none` reverts, because tf.distribute accepts neither None nor `Optional`."""
     absent_value = tf.zeros([0], tf.int8)
     return tf.nest.map_structure(lambda leaf: tf.bitcast(absent_value, ABSENT) if leaf is None else leaf, batch)
 
@@ -64,7 +64,7 @@ class IndexedBatch(NamedTuple):
     """A batch with the indices of its examples."""
 
     batch: Any  # the batched examples, (x, y) or (x, y, sample_weight)
-    numbers: tf.Tensor  # int64 [rows], index of each example in the natural order of its data set, from 0
+    indices: tf.Tensor  # int64 [rows], index of each example in the natural order of its data set
 
 
 class ReplicaRows(NamedTuple):
@@ -75,9 +75,9 @@ class ReplicaRows(NamedTuple):
     """
 
     batch: Any  # structure of tensors, whose first dim is at least 1
-    # Scalars int32, for each tensor of the batch or one for all; the number of counted rows, 0 for padding only.
+    # Number of counted rows, 0 if there is only padding; scalar int32, for each tensor of the batch or one for all.
     counts: tuple[tf.Tensor, ...]
-    batch_size: tf.Tensor  # scalar int32; rows of the global batch
+    batch_size: tf.Tensor  # scalar int32; number of rows of the global batch
 
     @property
     def rows(self) -> tf.Tensor:
@@ -92,20 +92,20 @@ class ReplicaRows(NamedTuple):
 
 
 # An allocation is the number of rows of a global batch that each replica computes; the rows of a replica are consecutive.
-# The loss divides by the rows of the global batch, so the allocation affects results by rounding only.
+# The loss is divided by the number of rows of the global batch, so the allocation affects results by rounding only.
 
 
-def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
-    """Returns one replica's consecutive rows of a batch that is allocated as evenly as possible.
+def row_range(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
+    """Returns one replica's first row and number of rows, if a batch is allocated as evenly as possible.
 
-    These are the first row and the number of rows, batch_size // replicas or one more.
+    The number of rows is batch_size // replicas or one more.
     """
     quotient, extra = divmod(batch_size, replicas)
     return replica * quotient + min(replica, extra), quotient + (replica < extra)
 
 
-def share(batch_size: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Same as `rows`, with tensors."""
+def traced_row_range(batch_size: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Same as `row_range`, with tensors."""
     quotient, extra = batch_size // size, batch_size % size
     return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, batch_size.dtype)
 
@@ -117,37 +117,39 @@ def replica_range(first: tf.Tensor, count: tf.Tensor, batch_size: tf.Tensor) -> 
 
 
 def apportion(batch_size: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Returns numbers of rows in proportion to positive weights, by the largest-remainder method, at least one each."""
+    """Divides rows in proportion to positive weights by the largest-remainder method; each weight gets at least one row."""
     quotas = [batch_size * weight / sum(weights) for weight in weights]
-    counts = [max(int(number), 1) for number in quotas]
+    counts = [max(int(quota), 1) for quota in quotas]
     while sum(counts) < batch_size:
-        deficits = [number - count for number, count in zip(quotas, counts, strict=True)]
+        deficits = [quota - count for quota, count in zip(quotas, counts, strict=True)]
         counts[deficits.index(max(deficits))] += 1
     while sum(counts) > batch_size:
-        excesses = [count - number if count > 1 else -np.inf for number, count in zip(quotas, counts, strict=True)]
+        excesses = [count - quota if count > 1 else -np.inf for quota, count in zip(quotas, counts, strict=True)]
         counts[excesses.index(max(excesses))] -= 1
     return tuple(counts)
 
 
 class RowAllocation:
-    """Allocates the rows of full batches by fixed numbers of rows, and of every batch as evenly as possible without them."""
+    """Allocates a fixed number of rows of each full batch to each replica; by default, allocates batches evenly."""
 
     def __init__(self, counts: Sequence[int] = ()):
-        """Initializes the allocation with the rows of each replica, at least 1; none for an even allocation."""
+        """Initializes the allocation with each replica's number of rows, at least 1; empty for an even allocation."""
         self._counts = tuple(counts)
 
     def counts(self, batch_size: int, size: int) -> tuple[int, ...] | None:
-        """Returns the rows of each of `size` replicas in a full batch; None if they may change."""
-        return self._counts or tuple(rows(batch_size, replica, size)[1] for replica in range(size))
+        """Returns the number of rows of each of `size` replicas in a full batch; None if it may change."""
+        return self._counts or tuple(row_range(batch_size, replica, size)[1] for replica in range(size))
 
-    def share(self, batch: tf.Tensor, rows: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    def row_range(
+        self, batch: tf.Tensor, rows: tf.Tensor, replica: tf.Tensor, size: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns one replica's first row and number of rows, int64 scalars; traced into tf.data's graph.
 
-        `batch` is the index of the batch in the pipeline, of `rows` rows; int64 scalars, as is the replica, in [0, size).
+        `batch` is the batch's index in the pipeline, `rows` its number of rows; these and `replica` are int64 scalars.
         """
         counts = self._traced_counts(batch, size)
         if counts is None:
-            return share(rows, replica, size)
+            return traced_row_range(rows, replica, size)
         return tf.cumsum(counts, exclusive=True)[replica], counts[replica]
 
     def _traced_counts(self, batch: tf.Tensor, size: int) -> tf.Tensor | None:
@@ -155,10 +157,10 @@ class RowAllocation:
 
 
 class ChangingAllocation(RowAllocation):
-    """An allocation of full batches that may change at any step that no pipeline has allocated yet.
+    """An allocation of full batches that may change from any step on that no pipeline has allocated yet.
 
-    The pipelines of processes prefetch to different steps. A change takes effect at the first step that no pipeline has
-    allocated, see `pause`, so every process allocates each batch once and in the same way.
+    The pipelines of the processes prefetch up to different steps. A change takes effect at the first step that no
+    pipeline has allocated (see `pause`), so every process allocates each batch once and in the same way.
     """
 
     def __init__(self, first_step: int, changes: Sequence[tuple[int, Sequence[int]]]):
@@ -166,7 +168,8 @@ class ChangingAllocation(RowAllocation):
 
         Args:
           first_step: step of the pipeline's first batch.
-          changes: pairs (step, rows of each replica from that step on) in order, the first at or before `first_step`.
+          changes: pairs (step, number of rows of each replica from that step on), in order. The first step must not be
+            after `first_step`.
         """
         super().__init__()
         self._first_step = self._next_step = first_step
@@ -174,19 +177,19 @@ class ChangingAllocation(RowAllocation):
         self._lock = threading.Lock()
 
     def counts(self, batch_size: int, size: int) -> None:
-        """See base class. Returns None, so the compiled loop is traced once for any number of rows."""
+        """See base class. Returns None, so that the compiled loop is traced once for any number of rows."""
 
     def _traced_counts(self, batch: tf.Tensor, size: int) -> tf.Tensor:
         return tf.ensure_shape(tf.numpy_function(self._batch_counts, [batch], tf.int64), [size])
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[int]:
-        """Makes pipelines wait before they allocate further batches; yields the first step not allocated."""
+        """Makes pipelines wait before they allocate further batches; yields the first step that is not allocated."""
         with self._lock:
             yield self._next_step
 
     def change(self, step: int, counts: Sequence[int]) -> None:
-        """Changes the allocation from a step on, within `pause`; no process may have allocated the step."""
+        """Changes the allocation from a step on. Must be called within `pause`; no process may have allocated the step."""
         assert step >= self._next_step
         self._changes.append((step, np.asarray(counts, np.int64)))
 
@@ -203,18 +206,15 @@ EVEN = RowAllocation()
 def check_batch_size(
     batch_size: int, replicas: int, micro_steps: int = 1, equal: bool = False, name: str = "micro-steps"
 ) -> None:
-    """Checks that every replica has a row in each micro-step and, with `equal`, that all have the same number of rows.
+    """Raises `InputError` unless every replica has a row in each micro-step; if `equal`, all must have the same number.
 
     On a mesh, a replica is a device along the batch's axis. `name` is the term for micro-steps in the error.
-
-    Raises:
-      InputError: the batch size does not allow it.
     """
-    shares = replicas * micro_steps
-    if batch_size >= shares and not (equal and batch_size % shares):
+    divisor = replicas * micro_steps
+    if batch_size >= divisor and not (equal and batch_size % divisor):
         return
-    lower = batch_size - batch_size % shares
-    alternatives = " or ".join(str(size) for size in (lower, lower + shares) if size)
+    lower = batch_size - batch_size % divisor
+    alternatives = " or ".join(str(size) for size in (lower, lower + divisor) if size)
     rule = f"{'divisible by' if equal else 'at least'} the number of replicas"
     times, of_each = (f" times that of {name}", f" of {micro_steps} {name} each") if micro_steps > 1 else ("", "")
     raise InputError(
@@ -225,21 +225,21 @@ def check_batch_size(
 
 @dataclasses.dataclass(frozen=True)
 class RowPartition:
-    """The positions in the stream that each element of one process's data set covers.
+    """Maps each element of one process's data set to the positions in the stream that it covers.
 
     Element i belongs to batch `i // len(replicas)` and to replica `replicas[i % len(replicas)]`.
     """
 
-    batch_size: int  # rows of a global batch
+    batch_size: int  # number of rows of a global batch
     replicas: tuple[int, ...]  # indices of this process's replicas, in order
     size: int  # total number of replicas
     first: int = 0  # position at which the first batch begins
-    total: int | None = None  # end of the stream (exclusive), at which a batch may be short; None for an endless stream
+    total: int | None = None  # end of the stream (exclusive), where a batch may be short; None for an endless stream
     allocation: RowAllocation = EVEN  # number of rows of each replica; must be even for a finite stream
 
     @property
     def elements(self) -> int:
-        """Number of elements; tf.data's constant for infinity if the stream is endless."""
+        """Number of elements; `tf.data.INFINITE_CARDINALITY` if the stream is endless."""
         if self.total is None:
             return tf.data.INFINITE_CARDINALITY
         return -((self.first - self.total) // self.batch_size) * len(self.replicas)
@@ -252,30 +252,30 @@ class RowPartition:
         is_short = self.total is not None and (self.total - self.first) % self.batch_size
         return None if is_short or len(counts) != 1 else counts.pop()
 
-    def share(self, batch: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the start and end of the rows of the process's replica `index`, and its counted rows, int64 scalars."""
+    def replica_rows(self, batch: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the start and end of the rows of `replicas[index]`, and its number of counted rows, int64 scalars."""
         row_count, replica = self._row_count(batch), tf.constant(self.replicas, tf.int64)[index]
-        first, count = self.allocation.share(batch, row_count, replica, self.size)
+        first, count = self.allocation.row_range(batch, row_count, replica, self.size)
         return *replica_range(first, count, row_count), count
 
     def counts(self, element: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the numbers of counted rows of an element and of rows of its batch, int32 scalars."""
+        """Returns the number of counted rows of an element, and the number of rows of its batch, int32 scalars."""
         batch = element // len(self.replicas)
-        *_, count = self.share(batch, element % len(self.replicas))
+        *_, count = self.replica_rows(batch, element % len(self.replicas))
         return tf.cast(count, tf.int32), tf.cast(self._row_count(batch), tf.int32)
 
     def positions(self, element: tf.Tensor) -> tf.Tensor:
         """Returns the positions of the rows in an element, int64 [rows]."""
         batch = element // len(self.replicas)
-        begin, end, _ = self.share(batch, element % len(self.replicas))
+        begin, end, _ = self.replica_rows(batch, element % len(self.replicas))
         start = self._start(batch)
         return tf.ensure_shape(tf.range(start + begin, start + end), [self.static_count])
 
     def map(self, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
-        """Returns the data set of a function's results for the positions of each element."""
-        numbers = tf.data.Dataset.counter() if self.total is None else tf.data.Dataset.range(self.elements)
+        """Returns a data set of the results of `function` for the positions of each element."""
+        elements = tf.data.Dataset.counter() if self.total is None else tf.data.Dataset.range(self.elements)
         element_function = keras_internals.without_autograph(lambda element: function(self.positions(element)))
-        return numbers.map(element_function, num_parallel_calls=tf.data.AUTOTUNE)
+        return elements.map(element_function, num_parallel_calls=tf.data.AUTOTUNE)
 
     def _row_count(self, batch: tf.Tensor) -> tf.Tensor:
         full_size = tf.constant(self.batch_size, tf.int64)

@@ -1,4 +1,4 @@
-"""Data sets with random access, and the order of their examples as a pure function of a position."""
+"""Examples with random access, whose order is a pure function of the seed and the position in the stream."""
 
 import abc
 import fractions
@@ -16,8 +16,8 @@ from tfdist.data.examples import Element, Examples, Transform, check_element, id
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.errors import InputError, is_number
 
-# The public `tf.random.experimental.index_shuffle` has 4 rounds of the same cipher. With 4, the permutations of 60000
-# under adjacent seeds have a correlation of 0.9; with 8, those of 2**24 are still distinguishable from random ones.
+# The public `tf.random.experimental.index_shuffle` uses 4 rounds of the same cipher. With 4 rounds, permutations of 60000
+# elements under adjacent seeds have a correlation of 0.9; with 8, permutations of 2**24 elements still do not look random.
 ROUNDS = 12
 _PHILOX = 1
 _WORDS_PER_BLOCK = 4
@@ -26,12 +26,12 @@ _WORDS_PER_BLOCK = 4
 def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None) -> tf.Tensor:
     """Returns the indices of the examples at consecutive positions of the stream.
 
-    Each epoch has its own permutation, a function of (seed, epoch), which is not stored: an index costs about
-    max(1, 2**16 / size) evaluations of a cipher, about 20 ns each.
+    Each epoch has its own permutation, a function of (seed, epoch), which is not stored. Cost: about
+    max(1, 2**16 / size) evaluations of a cipher per index, about 20 ns each.
 
     Args:
       positions: int64 [n], n > 0, consecutive and ascending.
-      size: examples per epoch, at least 1.
+      size: number of examples per epoch, at least 1.
       seed: any integer, used modulo 2**64.
       span: upper bound of n if n is not static.
 
@@ -43,7 +43,7 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
     max_positions = positions.shape[0] or span
     if max_positions is None:
         raise ValueError("The number of positions must be static, or bounded by `span`. Received: neither.")
-    # For small permutations, the cipher uses only the low bits of its key: consecutive keys would repeat after 256 epochs.
+    # For small permutations, the cipher uses only the low bits of its key, so consecutive keys would repeat after 256 epochs.
     counter = tf.stack([tf.cast(first_epoch, tf.uint64), tf.constant(0, tf.uint64)])
     max_epochs = (max_positions + size - 2) // size + 1
     keys = tf.gather(random_keys(max_epochs, seed, counter), epochs - first_epoch)
@@ -52,18 +52,18 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
 
 
 def steps_in_epochs(epochs: float, size: int, batch_size: int) -> int:
-    """Returns the number of steps that use every example of the epochs; the last may extend into the next epoch.
+    """Returns the number of steps that use every example of some epochs; the last step may extend into the next epoch.
 
     Args:
-      epochs: passes over the data, at least 0; may be fractional.
-      size: examples per epoch.
+      epochs: number of passes over the data, at least 0; may be fractional.
+      size: number of examples per epoch.
       batch_size: global batch size.
     """
     return math.ceil(fractions.Fraction(str(epochs)) * size / batch_size)
 
 
 def random_keys(count: int, seed: int, counter: tf.Tensor) -> tf.Tensor:
-    """Returns keys of permutations, uint32 [count, 3]: Philox blocks with the key `seed`, starting at `counter`, uint64 [2]."""
+    """Returns keys for permutations, uint32 [count, 3]: Philox blocks with the key `seed` from `counter` on, uint64 [2]."""
     blocks = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[count, _WORDS_PER_BLOCK],
         key=tf.constant([seed % 2**64], tf.uint64),
@@ -85,7 +85,7 @@ class Source(Examples):
         """Returns a batch of examples; traced into tf.data's graph.
 
         Args:
-          indices: int64 [n], in [0, size), n >= 0; may repeat.
+          indices: int64 [n], n >= 0, in [0, size), possibly with repetitions.
 
         Returns:
           (x, y) or (x, y, sample_weight), each tensor with a first dim of n.
@@ -98,24 +98,24 @@ class Source(Examples):
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         def element(positions: tf.Tensor) -> IndexedBatch:
             if seed is None:
-                numbers = positions
+                batch_indices = positions
             elif self._shuffle:
-                numbers = indices(positions, self.size, seed, span=partition.batch_size)
+                batch_indices = indices(positions, self.size, seed, span=partition.batch_size)
             else:
-                numbers = positions % self.size
-            return IndexedBatch(self._fetch(numbers), numbers)
+                batch_indices = positions % self.size
+            return IndexedBatch(self._fetch(batch_indices), batch_indices)
 
         return partition.map(element)
 
     def preview(self, rows: int) -> Element:
-        """See base class. Spreads the examples over the data, since the examples of a class are often stored together."""
+        """See base class. The examples are evenly spaced, because the examples of a class are often stored together."""
         count = min(max(rows, self._preview_rows), self.size)
         with tf.device("CPU:0"):
             return next(iter(tf.data.Dataset.from_tensors(_evenly_spaced_indices(count, self.size)).map(self._fetch)))
 
     @keras_internals.without_autograph
     def _fetch(self, indices: tf.Tensor) -> Element:
-        """Calls `fetch` and the transform, which may be a user's, with AutoGraph."""
+        """Calls `fetch` and the transform with AutoGraph, because a user may have written them."""
         element = keras_internals.with_autograph(self.fetch)(indices)
         return element if self._transform is identity else keras_internals.with_autograph(self._transform)(*element)
 
@@ -126,7 +126,7 @@ class Source(Examples):
 
 
 class ArraySource(Source):
-    """Arrays in host memory; images stay uint8 until a batch is transformed.
+    """Examples from arrays in host memory; uint8 images are converted only when a batch is transformed.
 
     As in Keras's `fit`, floating-point numbers are converted to floatx, and a pandas Series becomes a column [size, 1].
     """
@@ -141,22 +141,22 @@ class ArraySource(Source):
 
         Args:
           arrays: (x, y) or (x, y, sample_weight), each an array [size, ...] or a structure of arrays.
-          transform: applied to batches; see `Examples.map`.
-          convert: converts each array, by default as in Keras's `fit`.
+          transform: transform of batches; see `Examples.map`.
+          convert: function that converts each array, by default as in Keras's `fit`.
 
         Raises:
-          InputError: `arrays` has another form, or the arrays are empty or of different sizes.
+          InputError: `arrays` is not of this form, or the arrays are empty or of different sizes.
         """
         check_element(arrays)
         leaves = [convert(leaf) for leaf in tf.nest.flatten(arrays)]
         sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves})
         if len(sizes) != 1 or sizes[0] == 0:
-            shapes = ", ".join(str(leaf.shape) for leaf in leaves)
+            received = f"shapes {', '.join(str(leaf.shape) for leaf in leaves)}" if leaves else "no arrays"
             if sizes == [0] and all(leaf.ndim for leaf in leaves):
                 raise InputError(
-                    f"The data is empty, but must have at least 1 example. Received: arrays of shapes {shapes}."
+                    f"The data is empty, but must have at least 1 example. Received: arrays of {received}."
                 )
-            raise InputError(f"Arrays must have the same first dim, at least 1. Received: shapes {shapes or 'none'}.")
+            raise InputError(f"Arrays must have the same first dim, at least 1. Received: {received}.")
         with tf.device("CPU:0"):
             self._tensors = tf.nest.pack_sequence_as(arrays, [_constant(leaf) for leaf in leaves])
         self.size = sizes[0]
@@ -168,7 +168,7 @@ class ArraySource(Source):
 
     @property
     def checksum(self) -> int:
-        """See base class. Covers evenly spaced examples, all if the arrays are small."""
+        """See base class. Covers evenly spaced examples, or all examples if the arrays are small."""
         indices = _evenly_spaced_indices(max(1, self._preview_rows), self.size)
         with tf.device("CPU:0"):
             return checksum(tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors))
@@ -188,15 +188,15 @@ def _constant(array: np.ndarray) -> tf.Tensor:
     except (TypeError, ValueError) as error:
         kinds = sorted({type(value).__name__ for value in array.flat}) if array.dtype == object else [str(array.dtype)]
         raise InputError(
-            f"Arrays must hold numbers, or text only. Received: an array of shape {array.shape} with values of "
-            f"{' and '.join(kinds)}. Replace missing values, and give each column of a table its own array."
+            f"An array must contain only numbers or only text. Received: an array of shape {array.shape} with values of "
+            f"{' and '.join(kinds)}. Replace missing values, and pass each column of a table as a separate array."
         ) from error
 
 
 def stratified_split(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits examples into training and test such that each class has nearly the same proportion in both.
+    """Splits examples into training and test examples, so that each class has nearly the same proportion in both.
 
-    Returns the indices of the training and of the test examples, each in random order, given the labels, integers [n].
+    Returns the indices of the training examples and of the test examples, each in random order. `labels` are integers [n].
     """
     generator = np.random.Generator(np.random.PCG64(0))
     keys = generator.random(len(labels))
@@ -208,22 +208,22 @@ def stratified_split(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np
 
 
 def split_indices(labels: np.ndarray, fraction: float, test: object = None) -> tuple[np.ndarray, np.ndarray]:
-    """Splits off a fraction for validation, as `stratified_split` does; always the same examples.
+    """Splits off a fraction of the examples for validation with `stratified_split`; always the same examples.
 
     Args:
       labels: integers [n]; all equal to ignore classes.
       fraction: fraction of the examples, in [0, 1).
-      test: name of the test part, if the data has one, which leaves no fraction to split off.
+      test: name of the test data, if there is any; `fraction` must then be 0.
 
     Returns:
       The indices of the training examples and of the validation examples, both ascending.
 
     Raises:
-      InputError: the fraction is out of range, or leaves no example for one part.
+      InputError: the fraction is out of range, or leaves no examples for training or for validation.
     """
     if test and fraction:
         raise InputError(
-            f"Give test data or validation_split, not both. Received: {test} and {fraction}. Leave one out."
+            f"Test data and validation_split are mutually exclusive. Received: {test} and {fraction}. Remove one of them."
         )
     if not is_number(fraction) or not 0 <= fraction < 1:
         raise InputError(f"validation_split must be a fraction in [0, 1). Received: {fraction!r}.")
@@ -232,7 +232,7 @@ def split_indices(labels: np.ndarray, fraction: float, test: object = None) -> t
     count = round(len(labels) * fraction)
     if not 0 < count < len(labels):
         raise InputError(
-            f"validation_split must leave examples for both parts. Received: {fraction} of {len(labels)} examples."
+            f"validation_split must leave examples for training and test. Received: {fraction} of {len(labels)} examples."
         )
     train, validation = stratified_split(labels, count)
     return np.sort(train), np.sort(validation)

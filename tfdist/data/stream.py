@@ -1,4 +1,4 @@
-"""Data sets without random access, and a run's position in the stream of examples."""
+"""Examples without random access, and a run's position in the stream of examples."""
 
 import abc
 import dataclasses
@@ -16,16 +16,16 @@ from tfdist.errors import InputError
 
 _BUFFER_BYTES = 2**28
 _MIN_BUFFER_SIZE = 1000
-_CHECKSUM_EXAMPLES = 64  # number of examples that processes compare before training
+_CHECKSUM_EXAMPLES = 64  # number of examples whose checksum processes compare before training
 _NO_SIZE = {tf.data.INFINITE_CARDINALITY: "infinite", tf.data.UNKNOWN_CARDINALITY: "unknown"}
 
 
 class SequentialExamples(Examples):
     """Examples without random access.
 
-    Since the examples of a step must not depend on the number of replicas, every process reads all of them and keeps its own
-    rows: on N processes, the data is read N times. Resuming at a step reads and discards the preceding examples of its epoch.
-    If that is too slow, write a `Source`.
+    Because the examples of a step must not depend on the number of replicas, every process reads all of them and keeps its
+    own rows: on N processes, the data is read N times. Resuming at a step reads and discards the preceding examples of its
+    epoch. If that is too slow, write a `Source`.
     """
 
     @property
@@ -42,22 +42,22 @@ class SequentialExamples(Examples):
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         @keras_internals.without_autograph
-        def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
-            def share(replica: tf.Tensor) -> IndexedBatch:
-                begin, end, _ = partition.share(number, replica)
-                numbers, rows = tf.nest.map_structure(
+        def split(batch_index: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
+            def replica_batch(replica: tf.Tensor) -> IndexedBatch:
+                begin, end, _ = partition.replica_rows(batch_index, replica)
+                indices, rows = tf.nest.map_structure(
                     lambda tensor: tf.ensure_shape(tensor[begin:end], [partition.static_count, *tensor.shape[1:]]),
                     batch,
                 )
-                return IndexedBatch(rows, numbers)
+                return IndexedBatch(rows, indices)
 
-            return tf.data.Dataset.range(len(partition.replicas)).map(share)
+            return tf.data.Dataset.range(len(partition.replicas)).map(replica_batch)
 
         @keras_internals.without_autograph
         def transform(rows: IndexedBatch) -> IndexedBatch:
-            return IndexedBatch(keras_internals.with_autograph(self._transform)(*rows.batch), rows.numbers)
+            return IndexedBatch(keras_internals.with_autograph(self._transform)(*rows.batch), rows.indices)
 
-        rows = self._global_batches(partition, seed).enumerate().flat_map(shares)
+        rows = self._global_batches(partition, seed).enumerate().flat_map(split)
         rows = rows.apply(tf.data.experimental.assert_cardinality(partition.elements))
         return rows.map(transform, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -73,10 +73,11 @@ class StreamSource(SequentialExamples):
 
         Args:
           dataset: unbatched examples, (x, y) or (x, y, sample_weight), of equal shapes, in a reproducible order.
-          buffer_size: size of the shuffle buffer in examples, at least 1; by default as many as fit in 256 MiB, at least 1000.
+          buffer_size: number of examples in the shuffle buffer, at least 1; by default as many as fit in 256 MiB, at least
+            1000.
 
         Raises:
-          InputError: the number of examples is unknown, infinite or 0; or examples have another structure.
+          InputError: the number of examples is unknown, infinite or 0; or an example is not of this form.
         """
         size = int(dataset.cardinality())
         if size < 1:
@@ -94,7 +95,7 @@ class StreamSource(SequentialExamples):
     def checksum(self) -> int:
         """See base class. Covers the first examples, which differ if the data is shuffled without a seed, or sharded.
 
-        Reading them advances the order of a shuffle in the data, even in a single process.
+        Reading them advances a shuffle of the data set to its next order, even in a single process.
         """
         with tf.device("CPU:0"):
             return checksum(next(iter(self._dataset.batch(_CHECKSUM_EXAMPLES))))
@@ -112,12 +113,12 @@ class StreamSource(SequentialExamples):
 
     def _repeat_epochs(self, indexed_examples: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
         @keras_internals.without_autograph
-        def epoch(number: tf.Tensor) -> tf.data.Dataset:
+        def epoch(index: tf.Tensor) -> tf.data.Dataset:
             if not self._shuffle:
                 return indexed_examples
-            # Sets the seed of this function's graph: otherwise the order would depend on the program's tf.random.set_seed.
+            # Sets the seed of this function's graph; otherwise the order would depend on the program's tf.random.set_seed.
             tf.random.set_seed(1 + seed % (2**31 - 2))  # TensorFlow's range of seeds, without 0
-            return indexed_examples.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
+            return indexed_examples.shuffle(self._buffer_size, seed=index, reshuffle_each_iteration=False)
 
         return tf.data.Dataset.counter(first // self.size).flat_map(epoch).skip(first % self.size)
 
@@ -131,14 +132,14 @@ def _default_buffer_size(dataset: tf.data.Dataset, size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class StreamPosition:
-    """A position in the stream, after `step` steps and `examples` examples; further steps have `batch_size` examples.
+    """A position in the stream, after `step` steps and `examples` examples; from there on, steps use `batch_size` examples.
 
     If the batch size never changes, this is `StreamPosition(batch_size)`, and step k begins at position k * batch_size.
 
     Attributes:
       batch_size: global batch size, at least 1.
       step: first step with this batch size, at least 0.
-      examples: examples used in all steps before it, at least 0.
+      examples: number of examples used in all steps before `step`, at least 0.
     """
 
     batch_size: int
@@ -164,11 +165,11 @@ class StreamPosition:
     def epochs_from(self, step: int, size: int) -> int:
         """Returns the position from which the epochs after a step are counted.
 
-        This is the end of an epoch if the previous step completed it, and otherwise the step's first example.
+        If the previous step completed an epoch, this is the end of that epoch; otherwise it is the step's first example.
         """
         offset = self.examples_before(step) % size
         return self.examples_before(step) - (offset if offset < self.batch_size else 0)
 
     def with_batch_size(self, step: int, batch_size: int) -> "StreamPosition":
-        """Returns the position with another batch size from a step on; itself if the batch size is unchanged."""
+        """Returns the position with another batch size from a step on; `self` if the batch size is unchanged."""
         return self if batch_size == self.batch_size else StreamPosition(batch_size, step, self.examples_before(step))

@@ -1,4 +1,4 @@
-"""The data set `tfrecord`: files of `tf.train.Example`, with random access by an index built when they are opened."""
+"""Loads the data set `tfrecord`: files of `tf.train.Example`, with random access by an index that is built on opening."""
 
 import contextlib
 import dataclasses
@@ -31,34 +31,34 @@ _HEADER, _FOOTER = 12, 4
 class RecordIndex(NamedTuple):
     """The positions of records in files."""
 
-    files: tuple[str, ...]  # the files
-    file: np.ndarray  # index of each record's file, int32 [records]
-    number: np.ndarray  # index of each record in its file, int64 [records]
-    offset: np.ndarray  # position of each record's data in its file, in bytes, int64 [records]
-    length: np.ndarray  # size of each record's data, in bytes, int64 [records]
+    files: tuple[str, ...]  # paths of the files
+    file_indices: np.ndarray  # index of each record's file in `files`, int32 [records]
+    record_indices: np.ndarray  # index of each record in its file, int64 [records]
+    offsets: np.ndarray  # position of each record's data in its file, in bytes, int64 [records]
+    lengths: np.ndarray  # size of each record's data, in bytes, int64 [records]
 
-    def part(self, records: np.ndarray) -> "RecordIndex":
-        """Returns the index of some of the records."""
+    def select(self, records: np.ndarray) -> "RecordIndex":
+        """Returns the positions of the records with the given indices, int64 [n]."""
         return RecordIndex(self.files, *(values[records] for values in self[1:]))
 
     def read(self, records: np.ndarray) -> np.ndarray:
-        """Returns the bytes of records, an array of objects."""
+        """Returns the data of the records with the given indices, an array of `bytes` objects."""
         contents = np.empty(len(records), object)
         for i, record in enumerate(records):
-            with open(self.files[self.file[record]], "rb", buffering=0) as file:
-                contents[i] = os.pread(file.fileno(), int(self.length[record]), int(self.offset[record]))
+            with open(self.files[self.file_indices[record]], "rb", buffering=0) as file:
+                contents[i] = os.pread(file.fileno(), int(self.lengths[record]), int(self.offsets[record]))
         return contents
 
     def describe(self, record: int) -> str:
-        """Returns the name of a record, for errors."""
-        return f"record {self.number[record]} of {self.files[self.file[record]]}"
+        """Returns a description of a record, for errors."""
+        return f"record {self.record_indices[record]} of {self.files[self.file_indices[record]]}"
 
 
 def record_index(files: Sequence[str]) -> RecordIndex:
-    """Returns the index of all records of some files, in order.
+    """Returns the positions of all records in `files`, in order.
 
     Raises:
-      InputError: a file is not a complete, uncompressed TFRecord file; or there are no records.
+      InputError: a file is not a complete, uncompressed TFRecord file, or there are no records.
     """
     ranges = [_ranges(file) for file in files]
     counts = [len(file_ranges) for file_ranges in ranges]
@@ -90,8 +90,8 @@ def _ranges(path: str) -> np.ndarray:
         raise InputError(f"TFRecord files must be readable. Received: {path}: {error.strerror}.") from error
     if end != size:
         raise InputError(
-            "TFRecord files must be complete, and not compressed, so that records can be read in any order. Received: "
-            f"{path}, of whose record {max(len(ranges) // 2 - 1, 0)} the end is missing. Write it again without compression."
+            "TFRecord files must be complete and uncompressed, so that records can be read in any order. Received: "
+            f"{path}, in which the end of record {max(len(ranges) // 2 - 1, 0)} is missing. Write it again without compression."
         )
     return np.array(ranges, np.int64).reshape(-1, 2)
 
@@ -100,8 +100,8 @@ IMAGE, RAW = "image", "uint8"
 _STORED_DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string, IMAGE: tf.string, RAW: tf.string}
 _FEATURE = re.compile(r"(?P<name>[\w./-]+)\s*:\s*(?P<kind>\w+)\s*(\[(?P<dims>[\d,\s]*)\])?")
 _GRAMMAR = (
-    "features are comma-separated NAME:TYPE or NAME:TYPE[DIMS], at least two, each once, where TYPE is int64, float32, string, "
-    "image (an encoded image, without DIMS) or uint8 (bytes of an array of shape DIMS, such as uint8[28,28,1])"
+    "features must be at least two distinct, comma-separated NAME:TYPE or NAME:TYPE[DIMS], where TYPE is int64, float32, "
+    "string, image (an encoded image, without DIMS) or uint8 (bytes of an array of shape DIMS, such as uint8[28,28,1])"
 )
 _FIELDS = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
 
@@ -111,7 +111,7 @@ class Feature:
     """A feature of a record."""
 
     kind: str  # int64, float32, string, image or uint8
-    shape: tuple[int, ...]  # shape of the feature in one example; () for an image
+    shape: tuple[int, ...]  # shape of the feature in one example; () for an encoded image
 
     @property
     def spec(self) -> tf.io.FixedLenFeature:
@@ -120,7 +120,7 @@ class Feature:
 
 
 def parse_features(text: str) -> dict[str, Feature]:
-    """Parses features, such as `image:image, label:int64`; raises `InputError` for other texts, and for a single feature."""
+    """Parses features, such as `image:image, label:int64`; raises `InputError` for invalid text or a single feature."""
     features: dict[str, Feature] = {}
     for part in split_outside_brackets(text, ",") if isinstance(text, str) else []:
         match = _FEATURE.fullmatch(part.strip())
@@ -137,15 +137,11 @@ def parse_features(text: str) -> dict[str, Feature]:
 
 
 def check_record(record: bytes, features: Mapping[str, Feature], record_name: str) -> None:
-    """Checks that a record is a serialized `tf.train.Example` with the features, of their types and numbers of values.
-
-    Raises:
-      InputError: it is not; the message contains `record_name`.
-    """
+    """Raises `InputError` unless a record is a serialized `tf.train.Example` with each feature, of its type and size."""
     try:
         values = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # protobuf has several implementations, each with its own error
-        raise InputError(f"Records must be serialized tf.train.Example. Received: {record_name}.") from error
+        raise InputError(f"Records must be serialized tf.train.Example protos. Received: {record_name}.") from error
     kinds = {name: feature.kind for name, feature in features.items()}
     record_features = {name: _describe(value, kinds.get(name)) for name, value in sorted(values.items())}
     for name, feature in features.items():
@@ -153,7 +149,7 @@ def check_record(record: bytes, features: Mapping[str, Feature], record_name: st
         if record_features.get(name) != f"{kind}[{math.prod(feature.shape)}]":
             found_text = ", ".join(f"{name}:{text}" for name, text in record_features.items()) or "no features"
             raise InputError(
-                "Records must have each feature, with its type and number of values. Received: "
+                "Every record must have each feature, with its type and number of values. Received: "
                 f"{name}:{feature.kind}{list(feature.shape) or ''}, but {record_name} has {found_text}."
                 f"{'' if name in record_features else did_you_mean(name, record_features)}"
             )
@@ -171,16 +167,20 @@ _KIND = "tfrecord"
 
 
 class Records(Source):
-    """Records in files; read, parsed and decoded on demand, several batches in parallel."""
+    """Records in files. They are read, parsed and decoded on demand, several batches in parallel."""
 
     def __init__(
         self, index: RecordIndex, features: Mapping[str, Feature], label: str, decodings: Mapping[str, ImageDecoding]
     ):
-        """Stores the arguments without reading records, of which there is at least one.
+        """Stores the arguments without reading records.
 
-        The feature `label` is y, the others are x: a tensor, or a dict if there are several. `decodings` are those of images.
+        Args:
+          index: positions of the records, at least one.
+          features: features to read, by name.
+          label: name of the feature that is y. The others are x: a tensor, or a dict if there are several.
+          decodings: decoding of each image feature, by name.
         """
-        self.size = len(index.offset)
+        self.size = len(index.offsets)
         self._index, self._features, self._label, self._decodings = index, features, label, decodings
 
     def fetch(self, indices: tf.Tensor) -> Element:
@@ -205,16 +205,16 @@ class Records(Source):
     @property
     def checksum(self) -> int:
         """See base class. Covers the positions of the records."""
-        return checksum_of(self._index.offset.tobytes() + self._index.length.tobytes())
+        return checksum_of(self._index.offsets.tobytes() + self._index.lengths.tobytes())
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class. Parses records until one fails."""
         return first_unreadable(self._check, self.size)
 
-    def _check(self, number: int) -> None:
-        record_name = self._index.describe(number)
+    def _check(self, index: int) -> None:
+        record_name = self._index.describe(index)
         try:
-            [record] = self._index.read(np.array([number]))
+            [record] = self._index.read(np.array([index]))
             check_record(record, self._features, record_name)
             self._parse(tf.constant([record]))
         except (OSError, tf.errors.OpError) as error:
@@ -234,20 +234,20 @@ def tfrecord(
     validation_split: float = 0.0,
     data_dir: str | None = None,
 ) -> DataSet:
-    """Records of `tf.train.Example` in one or several files; images and arrays of bytes are float32 in [0, 1].
+    """Loads records of `tf.train.Example` from one or several files; images and byte arrays are float32 in [0, 1].
 
     Args:
       path: a file, or a pattern such as `train-*.tfrecord`; the files are used in sorted order.
-      features: features to read from a record, such as `image:image, label:int64`: NAME:TYPE or NAME:TYPE[DIMS], where TYPE is
-        int64, float32, string, image (an encoded image) or uint8 (the bytes of an array of shape DIMS).
-      label: feature that is y; by default the last. The others are x, a dict if there are several.
+      features: features to read from each record, such as `image:image, label:int64`: NAME:TYPE or NAME:TYPE[DIMS], where
+        TYPE is int64, float32, string, image (an encoded image) or uint8 (the bytes of an array of shape DIMS).
+      label: feature that is y; by default the last. The other features are x, a dict if there are several.
       classes: number of classes, for the model.
       size: height and width to which images are resized, or one number for both; None if all have the same size.
-      channels: channels of images: 1 (gray), 3 (RGB) or 4 (RGBA).
-      crop_to_aspect_ratio: whether resized images keep their aspect ratio and are cropped to their center.
-      test: a file or pattern of the test part.
-      validation_split: fraction of the records, in [0, 1), that becomes the test part; the same in every run.
-      data_dir: directory that relative paths start from.
+      channels: number of channels of images: 1 (gray), 3 (RGB) or 4 (RGBA).
+      crop_to_aspect_ratio: whether resized images keep their aspect ratio, by cropping to their center.
+      test: a file or pattern of the test data.
+      validation_split: fraction of the records, in [0, 1), to use as the test data; the same records in every run.
+      data_dir: directory against which relative paths are resolved.
 
     Raises:
       InputError: files are missing, compressed or damaged, or their first record has other features.
@@ -258,8 +258,8 @@ def tfrecord(
     if features is None:
         found_text = ", ".join(sorted(tf.train.Example.FromString(first_record).features.feature))
         raise InputError(
-            f"The data set {_KIND} needs the features to read from each record. Received: none. Add features=..., such as "
-            f'features="image:image, label:int64"; {record_name} has {found_text or "none"}.'
+            f"The data set {_KIND} needs the features to read from each record. Received no features. Add features=..., such "
+            f'as features="image:image, label:int64"; {record_name} has {found_text or "no features"}.'
         )
     parsed = parse_features(features)
     target = list(parsed)[-1] if label is None else label
@@ -271,12 +271,12 @@ def tfrecord(
     for name in (name for name, feature in parsed.items() if feature.kind == IMAGE):
         image, image_name = values[name].bytes_list.value[0], f"{name} in {record_name}"
         decodings[name] = image_decoding(size, channels, crop_to_aspect_ratio, image_name, image)
-    train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split, test)
+    train_records, test_records = split_indices(np.zeros(len(index.offsets), np.int32), validation_split, test)
     test_index = record_index(matching_files(_KIND, test, data_dir)) if test else None
     if test_index is not None:
         check_record(test_index.read(np.array([0]))[0], parsed, test_index.describe(0))
     elif len(test_records):
-        test_index, index = index.part(test_records), index.part(train_records)
+        test_index, index = index.select(test_records), index.select(train_records)
     source = Records(index, parsed, target, decodings)
     test_source = None if test_index is None else Records(test_index, parsed, target, decodings)
     x = source.element_spec[0]

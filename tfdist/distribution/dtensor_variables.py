@@ -18,7 +18,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.config.layouts import Layout
 from tfdist.config.mesh import Mesh
 from tfdist.coordination import Group
-from tfdist.data.row_partition import IndexedBatch, with_none
+from tfdist.data.row_partition import IndexedBatch, restore_none
 from tfdist.distribution.strategy import Read, Strategy, VariableAdoption, VariableBlocks
 from tfdist.distribution.tf_server import server_start, with_addresses
 from tfdist.errors import InputError, dtensor_layout_error
@@ -240,7 +240,7 @@ def place_batch(batch: Any, devices: Devices, axis: str) -> Any:
             )
         return devices.place(value, row_layout(value.shape, axis, devices.mesh.axes[axis]))
 
-    return tf.nest.map_structure(place, with_none(batch))
+    return tf.nest.map_structure(place, restore_none(batch))
 
 
 class MeshBlocks(VariableBlocks):

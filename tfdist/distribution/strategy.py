@@ -22,7 +22,7 @@ from tfdist.collectives.all_reduce_algorithms import TunedCollectives
 from tfdist.config.strategy_registry import Declaration
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
-from tfdist.data.row_partition import with_none
+from tfdist.data.row_partition import restore_none
 from tfdist.distribution.variable_layouts import Dims
 from tfdist.errors import InputError
 
@@ -617,7 +617,7 @@ class Strategy:
         @tf.autograph.experimental.do_not_convert
         def call(*args: Any) -> Any:
             with replica_context(), using(self.collectives), self.in_use(), keras_internals.one_device_losses():
-                return function(*with_none(args))
+                return function(*restore_none(args))
 
         return call
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.batches import split_batches
-from tfdist.data.row_partition import without_absent
+from tfdist.data.row_partition import strip_none
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.step.validation import differing_data_error
@@ -155,6 +155,6 @@ class BatchReader:
 
 def batch_spec(spec: Any) -> Any:
     """Returns the spec of a batch, with None for parts that Keras leaves out, except trailing ones."""
-    return without_absent(
+    return strip_none(
         tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)
     )

@@ -66,7 +66,7 @@ def run(
         # Progress shows whether a failure is repeated, and whether training has begun.
         needs_progress = job.restart_budget or job.preemption_budget or job.is_elastic
         progress_files = ProgressFiles(memory) if needs_progress else None
-        variables = {**environment, in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
+        variables = {**environment, in_memory.DIRECTORY_VARIABLE: str(memory / "commits"), **guard.variables}
         received_signals: Sequence[int] = () if signals is None else signals
         with contextlib.nullcontext() if signals is None else collect_signals(signals):
             host = Host(job, command, variables, guard, logs, progress_files, stops, received_signals, say)

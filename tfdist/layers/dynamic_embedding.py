@@ -15,19 +15,20 @@ from tfdist.parameter_server.table_rows import TableForm
 
 @keras.saving.register_keras_serializable("tfdist")
 class DynamicEmbedding(keras.layers.Layer):
-    """An embedding whose table has a row for each key that occurs often enough, without a vocabulary and collisions.
+    """An embedding whose table has a row for each key that occurs often enough, without a vocabulary or collisions.
 
-    Keys are integers, or strings, of which it uses 63 bits of a hash. A key counts once in each training step whose batch
-    has it. The step of its count `admit_after` creates its row and is the first that trains it. Before, its embedding is
-    zero, as are those of unknown keys in evaluations and predictions: the counter filter of DeepRec. The initial row is a
-    function of the initializer's seed and the key, so that results depend neither on the order of keys nor on servers.
+    Keys are integers or strings; for a string, 63 bits of its hash are used. A key is counted once in each training step
+    whose batch contains it. The step in which its count reaches `admit_after` creates its row, and is the first step that
+    trains the row. Until then, the key's embedding is zero, as are embeddings of unknown keys in evaluations and
+    predictions (DeepRec's counter filter). The initial row is a function of the initializer's seed and the key, so results
+    depend neither on the order of keys nor on the number of servers.
 
-    With `--strategy=parameter_server`, rows and their optimizer slots are on the servers, by the hash of the key; with
-    `single`, in the process. A step pulls and updates the distinct keys of its batch and leaves other rows and slots alone,
-    as with `--sparse_updates=lazy`. Memory is proportional to the rows, with about 100 bytes for each key that is only
-    counted.
+    With `--strategy=parameter_server`, rows and their optimizer slots are on the servers, distributed by the hash of the
+    key; with `single`, they are in the process. A step pulls and updates the rows of the distinct keys in its batch, and
+    leaves other rows and slots unchanged, as with `--sparse_updates=lazy`. Memory is proportional to the number of rows,
+    plus about 100 bytes for each key without a row.
 
-    Checkpoints and `.keras` files contain keys, rows, slots and counts; `get_weights` does not.
+    Checkpoints and `.keras` files contain keys, rows, slots and counts; the result of `get_weights` does not.
     """
 
     def __init__(
@@ -43,20 +44,20 @@ class DynamicEmbedding(keras.layers.Layer):
         Args:
           output_dim: length of a row, at least 1.
           embeddings_initializer: Keras's `RandomUniform`, `RandomNormal`, `Zeros` or `Constant`, or its name.
-          admit_after: number of steps with a key from which on it has a row, at least 1.
-          evict_after: number of steps without a key after which its row, slots and count are removed, as soon as the number of
-            all steps is a multiple of it; 0 for never.
+          admit_after: number of steps that must contain a key before it gets a row, at least 1.
+          evict_after: number of steps without a key after which its row, slots and count are removed, the next time
+            that the total number of steps is a multiple of it; 0 disables removal.
           **kwargs: arguments of `keras.layers.Layer`.
 
         Raises:
-          InputError: an argument is not one of these.
+          InputError: an argument is invalid.
         """
         super().__init__(**kwargs)
-        numbers = {"output_dim": (output_dim, 1), "admit_after": (admit_after, 1), "evict_after": (evict_after, 0)}
-        for name, (number, lowest) in numbers.items():
-            if type(number) is not int or number < lowest:
+        integers = {"output_dim": (output_dim, 1), "admit_after": (admit_after, 1), "evict_after": (evict_after, 0)}
+        for name, (value, minimum) in integers.items():
+            if type(value) is not int or value < minimum:
                 raise InputError(
-                    f"{name} of a DynamicEmbedding must be an integer of at least {lowest}. Received: {number!r}."
+                    f"{name} of a DynamicEmbedding must be an integer of at least {minimum}. Received: {value!r}."
                 )
         self.output_dim, self.admit_after, self.evict_after = output_dim, admit_after, evict_after
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -66,19 +67,19 @@ class DynamicEmbedding(keras.layers.Layer):
         self.table: KeyedTable
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates an empty table. Raises `InputError` if the strategy whose scope is open cannot train it."""
+        """Creates an empty table. Raises `InputError` if the current strategy cannot train it."""
         strategy = strategy_in_use()
         if strategy and not strategy.trains_keyed_rows:
             raise _not_trained(strategy.name)
-        # It stands for the rows in models and optimizers, and is not updated itself.
+        # This weight represents the rows in models and optimizers, and is not updated itself.
         self.embeddings = self.add_weight(shape=(1, self.output_dim), initializer="zeros", name="embeddings")
         table = KeyedRows(self.form(), self.embeddings)
-        self._index, self._rows = table.index, table.tables[0]  # which Keras exports
+        self._index, self._rows = table.index, table.tables[0]  # attributes, so that Keras exports them
         self.table, self.gather = table, self._gather_without_strategy
         self.built = True
 
     def form(self) -> TableForm:
-        """Returns the description from which servers create the table."""
+        """Returns the specification from which servers create the table."""
         shape, rule = (1, self.output_dim), (self.admit_after, self.evict_after)
         return TableForm(self.embeddings.path, shape, self.variable_dtype, self._rows_initializer, rule)
 
@@ -88,7 +89,7 @@ class DynamicEmbedding(keras.layers.Layer):
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Returns the rows of keys, [..., output_dim]; keys may be ragged.
 
-        Raises `InputError` if keys are neither integers nor strings, or a strategy trains the layer that cannot.
+        Raises `InputError` if keys are neither integers nor strings, or if the current strategy cannot train the layer.
         """
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self.call(inputs.flat_values, training))
@@ -101,7 +102,7 @@ class DynamicEmbedding(keras.layers.Layer):
         return tf.cast(gather_shaped(self.gather, tf.cast(inputs, tf.int64)), self.compute_dtype)
 
     def compute_output_spec(self, inputs: Any, **_: Any) -> keras.KerasTensor:
-        """Returns shape and dtype of the output."""
+        """Returns the shape and dtype of the output."""
         _check_keys(inputs.dtype)
         return keras.KerasTensor((*inputs.shape, self.output_dim), self.compute_dtype)
 
@@ -117,11 +118,11 @@ class DynamicEmbedding(keras.layers.Layer):
         self.table.restore(store)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, with the seed of the initializer that Keras has drawn if none was given."""
+        """Returns the arguments, with the initializer's seed, which Keras draws if it is not specified."""
         initializer = dict(self._rows_initializer)
         config = {"class_name": initializer.pop("name"), "config": initializer}
-        numbers = {name: getattr(self, name) for name in ("output_dim", "admit_after", "evict_after")}
-        return {**super().get_config(), **numbers, "embeddings_initializer": config}
+        integers = {name: getattr(self, name) for name in ("output_dim", "admit_after", "evict_after")}
+        return {**super().get_config(), **integers, "embeddings_initializer": config}
 
 
 def _check_keys(dtype: str) -> None:
@@ -136,7 +137,7 @@ def _check_keys(dtype: str) -> None:
 def _not_trained(received: str) -> Exception:
     return keras_internals.without_call_context(
         InputError(
-            f"A DynamicEmbedding is trained with --strategy=parameter_server or single. Received: {received}. Use one of "
-            "these, or keras.layers.Embedding."
+            f"A DynamicEmbedding can be trained only with --strategy=parameter_server or single. Received: {received}. Use "
+            "one of these strategies, or keras.layers.Embedding."
         )
     )

@@ -1,4 +1,4 @@
-"""A mixture-of-experts layer, which replaces a perceptron."""
+"""A mixture-of-experts layer, which can replace the perceptron of a transformer block."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tfdist.layers.sharding_constraint import constrain
 
 
 class ExpertLoad(keras.metrics.Metric):
-    """Sums the tokens of each expert and the dropped choices over batches."""
+    """Counts the tokens of each expert, and the dropped choices, over batches."""
 
     def __init__(self, experts: int, **kwargs: Any):
         super().__init__(name="load", **kwargs)
@@ -22,13 +22,13 @@ class ExpertLoad(keras.metrics.Metric):
         self.dropped = self.add_variable((), "zeros", name="dropped")
 
     def update_state(self, tokens: tf.Tensor, dropped: tf.Tensor) -> None:
-        """Adds a batch with `tokens`, [experts], for each expert and `dropped` choices, a scalar."""
+        """Adds the counts of a batch: `tokens`, [experts], for each expert, and `dropped` choices, a scalar."""
         for variable, addend in ((self.tokens, tokens), (self.dropped, dropped)):
             previous = uncast_value(variable)  # mixed precision would otherwise sum in 16 bits
             variable.assign(previous + tf.cast(addend, previous.dtype))
 
     def result(self) -> dict[str, tf.Tensor]:
-        """Returns each expert's fraction of the tokens, their coefficient of variation, and the dropped fraction."""
+        """Returns each expert's fraction of the tokens, the coefficient of variation, and the dropped fraction."""
         tokens, dropped = tf.convert_to_tensor(self.tokens), tf.convert_to_tensor(self.dropped)
         total = tf.reduce_sum(tokens)
         fractions = tf.math.divide_no_nan(tokens, total)
@@ -37,39 +37,39 @@ class ExpertLoad(keras.metrics.Metric):
         return {"load_cv": variation, "dropped": tf.math.divide_no_nan(dropped, total + dropped), **expert_fractions}
 
 
-# Routing of tokens to experts: choices, capacity, overflow, and the losses that balance the load; `MixtureOfExperts` has the
-# papers.
+# Routing of tokens to experts: choices, capacity, overflow, and the losses that balance the experts; see `MixtureOfExperts`
+# for the papers.
 
 OVERFLOWS = ("drop", "spill")
 
 
 class Routes(NamedTuple):
-    """The routes of the tokens of each group."""
+    """The assignment of the tokens of each group to experts."""
 
     dispatch: tf.Tensor  # [groups, tokens, experts, capacity]; 1 if a token has this slot of this expert, else 0
-    weights: tf.Tensor  # [groups, tokens, experts]; weight of the result of each slot of a token at an expert, else 0
-    load: tf.Tensor  # [experts]; number of tokens that each expert processes, over all groups
+    weights: tf.Tensor  # [groups, tokens, experts]; weight of an expert's output for each slot of a token
+    expert_tokens: tf.Tensor  # [experts]; number of tokens that each expert processes, over all groups
     dropped: tf.Tensor  # scalar; number of choices for which there was no capacity
 
 
 def expert_capacity(tokens: int, experts: int, choices: int, factor: float) -> int:
-    """Returns the capacity of each expert for the tokens of a group: `factor` times an even load, up to all tokens."""
+    """Returns each expert's capacity for the tokens of a group: `factor` times an even distribution, up to all tokens."""
     return max(1, min(tokens, math.ceil(factor * choices * tokens / experts)))
 
 
 def routes(probabilities: tf.Tensor, token_mask: tf.Tensor, choices: int, capacity: int, overflow: str) -> Routes:
     """Routes each token to its `choices` most probable experts, in the order of the tokens, first choices first.
 
-    Gradients reach the router through the weights: an expert's probability with one choice (Switch); with several choices,
-    the probability divided by the sum over the selected experts, with or without capacity (GShard).
+    Gradients reach the router through the weights. With one choice, a weight is the expert's probability (Switch); with
+    several choices, it is divided by the sum over the chosen experts, whether or not they have capacity (GShard).
 
     Args:
       probabilities: [groups, tokens, experts]; output of the router.
       token_mask: [groups, tokens]; 1 for tokens, 0 for padding, which is not routed.
       choices: number of experts per token.
-      capacity: capacity of an expert for each group.
-      overflow: "drop": the choice of a full expert is dropped. "spill": the token is sent to the least loaded expert in
-        its group.
+      capacity: number of tokens of each group that an expert can process.
+      overflow: "drop": the choice of a full expert is dropped. "spill": the token is sent to the expert with the fewest
+        tokens of its group.
     """
     remaining_scores, used_slots, slots = probabilities, tf.zeros_like(probabilities[:, 0, :]), []
     overflow_tokens, total = [], tf.zeros_like(token_mask)
@@ -90,7 +90,7 @@ def routes(probabilities: tf.Tensor, token_mask: tf.Tensor, choices: int, capaci
             slots.append(spill)
             overflow_tokens[i] = tokens - tf.reduce_sum(spill, axis=[2, 3])
     dispatch = tf.stop_gradient(tf.add_n(slots))
-    # A spilled token may have two slots of one expert, which share its weight.
+    # A spilled token may have two slots of one expert; the weight is then divided between the slots.
     weights = tf.math.divide_no_nan(probabilities, tf.reduce_sum(dispatch, axis=-1))
     if choices > 1:
         weights = weights / tf.expand_dims(total, -1)
@@ -99,45 +99,45 @@ def routes(probabilities: tf.Tensor, token_mask: tf.Tensor, choices: int, capaci
 
 
 def balance_loss(probabilities: tf.Tensor, token_mask: tf.Tensor) -> tf.Tensor:
-    """Returns Switch's load balancing loss: experts * sum_e f_e P_e of each group, averaged; 1 for an even load.
+    """Returns Switch's load balancing loss: experts * sum_e f_e P_e, averaged over groups; 1 for an even distribution.
 
-    f_e is the fraction of the group's real tokens whose first choice is e, P_e the mean probability of e.
+    f_e is the fraction of the group's real tokens whose first choice is e, and P_e is the mean probability of e.
     """
     fractions, means = _token_mean(_top_expert(probabilities), token_mask), _token_mean(probabilities, token_mask)
     return probabilities.shape[-1] * tf.reduce_mean(tf.reduce_sum(tf.stop_gradient(fractions) * means, axis=-1))
 
 
 def z_loss(logits: tf.Tensor, token_mask: tf.Tensor) -> tf.Tensor:
-    """Returns ST-MoE's z-loss: the mean square of the log of the softmax's denominator; keeps logits small.
+    """Returns ST-MoE's z-loss, which keeps logits small: the mean square of the log of the softmax's denominator.
 
-    The mean is over the real tokens of each group, then over groups.
+    The mean is taken over the real tokens of each group, then over groups.
     """
     squares = tf.square(tf.reduce_logsumexp(logits, axis=-1, keepdims=True))
     return tf.reduce_mean(_token_mean(squares, token_mask))
 
 
 def _top_expert(scores: tf.Tensor) -> tf.Tensor:
-    """Returns a one-hot encoding of each token's expert with the highest score."""
+    """Returns the one-hot encoding of the expert with the highest score, for each token."""
     return tf.one_hot(tf.argmax(scores, axis=-1), scores.shape[-1], dtype=scores.dtype)
 
 
 def _token_mean(values: tf.Tensor, token_mask: tf.Tensor) -> tf.Tensor:
-    """Maps [groups, tokens, n] to [groups, n]: the mean over real tokens; 0 for a group without tokens."""
+    """Returns the mean of [groups, tokens, n] over real tokens, [groups, n]; 0 for a group without real tokens."""
     total = tf.reduce_sum(values * tf.expand_dims(token_mask, -1), axis=1)
     return tf.math.divide_no_nan(total, tf.reduce_sum(token_mask, axis=1, keepdims=True))
 
 
 def _place(accepted_choice: tf.Tensor, position: tf.Tensor, capacity: int) -> tf.Tensor:
-    """Returns [groups, tokens, experts, capacity]: 1 at the slot of each token that was not dropped."""
+    """Returns [groups, tokens, experts, capacity]: 1 at the slot of each accepted choice, else 0."""
     slot = tf.cast(tf.reduce_sum(position * accepted_choice, axis=-1), tf.int32)
     return tf.einsum("gse,gsc->gsec", accepted_choice, tf.one_hot(slot, capacity, dtype=accepted_choice.dtype))
 
 
 def _spill(tokens: tf.Tensor, used_slots: tf.Tensor, capacity: int) -> tf.Tensor:
-    """Assigns slots to overflowing tokens: the i-th token of a group gets the i-th free slot, least loaded expert first.
+    """Assigns slots to overflowing tokens: the i-th token of a group gets the i-th free slot, emptiest expert first.
 
-    `tokens`, [groups, tokens], is 1 for overflowing tokens, and `used_slots`, [groups, experts], the number of occupied slots,
-    which are the first slots of each expert.
+    `tokens`, [groups, tokens], is 1 for overflowing tokens. `used_slots`, [groups, experts], is the number of occupied
+    slots, which are the first slots of each expert.
     """
     groups, experts = used_slots.shape
     slot_index = tf.reshape(tf.range(capacity, dtype=used_slots.dtype), [1, capacity, 1])
@@ -153,21 +153,21 @@ def _spill(tokens: tf.Tensor, used_slots: tf.Tensor, capacity: int) -> tf.Tensor
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class MixtureOfExperts(keras.layers.Layer):
-    """Two-layer perceptrons of which each token uses only some: Switch with one choice, GShard with two.
+    """Two-layer perceptrons (experts), of which each token uses only some: Switch with one choice, GShard with two.
 
     Each token is sent to its most probable experts. Each expert has a capacity of `capacity_factor * choices * tokens /
     experts` tokens per example. The routing of an example does not depend on other examples, so the result is the same on
     any number of replicas. On a mesh, the rule `experts:AXIS` shards experts over an axis, which may be the batch axis;
-    `expert_ffn` is the inner width. The router computes in float32 or float64.
+    `expert_ffn` is the name of the inner dim. The router computes in float32 or float64.
 
     `balance_weight` times Switch's load balancing loss and `z_weight` times ST-MoE's z-loss are added to the model's
     loss. The metrics, prefixed with the layer's name, are `expert_0`, `expert_1` ..., the fraction of the tokens that
-    each expert processed; `load_cv`, their coefficient of variation; and `dropped`, the fraction of choices without
-    capacity.
+    each expert processed; `load_cv`, the coefficient of variation of these fractions; and `dropped`, the fraction of
+    choices for which there was no capacity.
 
-    Cost for a batch of B examples of S tokens of width M, with E experts of capacity C: the experts' matrix products,
-    and two of B S E C M to move tokens; memory for two tensors of B S E C. The papers' noise (Switch's jitter, GShard's
-    random second choice) is omitted.
+    Cost for a batch of B examples of S tokens of width M, with E experts of capacity C: the experts' matrix products, and
+    two matrix products with B S E C M multiplications to move tokens; memory for two tensors of B S E C elements. The
+    papers' noise (Switch's jitter, GShard's random second choice) is omitted.
 
     Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961); Lepikhin et al., GShard, 2020 (arXiv:2006.16668); Zoph
     et al., ST-MoE, 2022 (arXiv:2202.08906).
@@ -194,16 +194,16 @@ class MixtureOfExperts(keras.layers.Layer):
           experts: number of experts, at least 1.
           width: inner width of each expert, at least 1.
           choices: number of experts per token, at most `experts`.
-          capacity_factor: capacity of an expert as a multiple of an even load, above 0; experts / choices fits every
-            token.
+          capacity_factor: capacity of an expert as a multiple of an even distribution of tokens, above 0; experts / choices
+            is enough for every token.
           evaluation_capacity_factor: capacity factor outside of training.
-          overflow: "drop": a token skips an expert that is full, and gets zeros if all its experts are full. "spill":
-            it is sent to the expert with the least load among the tokens of its example.
+          overflow: "drop": a token skips an expert that is full, and gets zeros if all its experts are full. "spill": it
+            is sent to the expert with the fewest tokens of its example.
           activation: activation between an expert's two layers.
           balance_weight: weight of the load balancing loss, at least 0.
           z_weight: weight of the router's z-loss, at least 0.
           kernel_initializer: initializer of each expert's kernels and of the router.
-          **kwargs: as for `keras.layers.Layer`.
+          **kwargs: arguments of `keras.layers.Layer`.
 
         Raises:
           InputError: an argument is out of range.
@@ -237,8 +237,8 @@ class MixtureOfExperts(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         if len(input_shape) != 3 or None in input_shape[1:]:
             raise InputError(
-                "MixtureOfExperts takes [batch, tokens, embed] with the last two dims known: the tokens of an example "
-                f"share the experts' capacity. Received: {tuple(input_shape)}."
+                "The input of MixtureOfExperts must be [batch, tokens, embed] with the last two dims known, because the "
+                f"capacity of experts depends on the number of tokens. Received: {tuple(input_shape)}."
             )
         kernel, experts = self.kernel_initializer, self.experts
         sizes = {"embed": input_shape[-1], "experts": experts, "*": experts, "expert_ffn": self.width}
@@ -268,14 +268,14 @@ class MixtureOfExperts(keras.layers.Layer):
             self.add_loss(self.balance_weight * balance_loss(probabilities, token_mask))
         if self.z_weight:
             self.add_loss(self.z_weight * z_loss(logits, token_mask))
-        self.load.update_state(routing.load, routing.dropped)
-        # Replicated before it is sharded over experts; otherwise the engine would shard the routing.
+        self.load.update_state(routing.expert_tokens, routing.dropped)
+        # The routes are replicated before they are sharded over experts; otherwise the engine would shard the routing.
         dispatch = constrain(routing.dispatch, "batch * * *", f"the routes of {self.path}")
         dispatch = tf.cast(constrain(dispatch, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype)
         weights = tf.cast(constrain(routing.weights, "batch * *", f"the weights of {self.path}"), inputs.dtype)
         weights = constrain(weights, "batch * experts?", f"the weights of {self.path}")
-        # Tokens of experts, [experts, batch, capacity, embed], are laid out by rows before and after they are laid out by
-        # experts: an all-to-all if experts and rows are sharded over one axis.
+        # The experts' tokens, [experts, batch, capacity, embed], are sharded by rows before and after they are sharded by
+        # experts. The change is an all-to-all if experts and rows are sharded over the same axis.
         by_rows = ("experts? batch * *", f"the tokens of {self.path}")
         by_experts = ("experts batch? * *", f"the experts' tokens of {self.path}")
         expert_inputs = constrain(tf.einsum("gsec,gsm->egcm", dispatch, tokens), *by_rows)
@@ -309,7 +309,7 @@ class MixtureOfExperts(keras.layers.Layer):
 
 
 def _initializer_per_expert(initializer: keras.initializers.Initializer, first: int) -> Callable[..., tf.Tensor]:
-    """Returns an initializer of [experts, ...] that initializes each expert separately, with different values."""
+    """Returns an initializer for [experts, ...] that initializes each expert separately, with different values."""
 
     def initialize(shape: tuple[int, ...], dtype: Any = None) -> tf.Tensor:
         seed, initializers = getattr(initializer, "seed", None), [initializer] * shape[0]

@@ -12,13 +12,13 @@ from tfdist import keras_internals
 from tfdist.distribution.strategy import strategy_in_use
 from tfdist.errors import InputError
 
-# Rematerialization: a layer's activations are dropped after the forward pass and recomputed for the backward pass.
+# Rematerialization: a layer's activations are discarded after the forward pass and recomputed for the backward pass.
 # Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174). A layer's sharded variables are gathered
-# for each of the two passes, like the units of FSDP.
+# in each of the two passes, like the units of FSDP.
 
 
 def rematerialize(layer: keras.Layer) -> None:
-    """Makes a layer store only its inputs and the stored shards of its variables for the backward pass."""
+    """Makes a layer keep only its inputs and the local shards of its variables for the backward pass."""
     keras_internals.wrap_call(layer, _rematerialize)
 
 
@@ -32,7 +32,7 @@ def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[...
         state = (*layer.non_trainable_variables, *layer.metrics_variables)
         initial_state = [(variable, keras_internals.uncast_value(variable)) for variable in state]
         call_context = keras_internals.capture_call_context(layer)
-        traces: list[tuple[Any, ...]] = []  # results of each forward pass other than tensors
+        traces: list[tuple[Any, ...]] = []  # results of each forward pass that are not tensors
 
         def forward(tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]) -> Any:
             call_arguments = list(arguments)
@@ -44,7 +44,7 @@ def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[...
             scope = keras_internals.RecordedScope(
                 [*zip(weights, values, strict=True), *initial_state],
                 sources=zip(weights, shards, strict=True),
-                read=lambda variable: _read(variable, tensors),
+                read=lambda variable: _other_layer_value(variable, tensors),
             )
             with call_context(), scope:
                 outputs = call(*call_args, **call_kwargs)
@@ -55,7 +55,7 @@ def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[...
             return leaves, [x for x in logits if x is not None], list(scope.losses)
 
         tensors, shards = [arguments[index] for index in indices], [keras_internals.source_value(v) for v in weights]
-        leaves, logits, losses = _recomputing(forward, tensors, shards)
+        leaves, logits, losses = _call_recomputed(forward, tensors, shards)
         outputs, masks, are_logits, assignments, adders = traces[0]
         for variable, value in assignments:
             variable.assign(value)
@@ -75,18 +75,19 @@ def _computed_value(variable: keras.Variable, shard: tf.Tensor, inputs: Sequence
     return strategy.layouts.compute_value(variable, shard, inputs) if strategy else shard
 
 
-def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
-    """Returns the value of another layer's weight, such as a tied weight; the variable itself gets its gradient."""
+def _other_layer_value(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """Returns the value of another layer's weight, such as a tied weight; the gradient is that of the variable itself."""
     value = keras_internals.value_of(variable)
     if not variable.trainable or value is None:
         return None
     return _computed_value(variable, tf.convert_to_tensor(value), inputs)
 
 
-def _recomputing(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]) -> Any:
-    """Calls a function of two lists of tensors; the gradient calls it again.
+def _call_recomputed(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]) -> Any:
+    """Calls a function of two lists of tensors; the gradient function calls it again.
 
-    `tf.recompute_grad` waits for a gradient by reading one element, which on a mesh gathers the whole gradient.
+    `tf.recompute_grad` is not used because it waits for a gradient by reading one element, which gathers the whole gradient
+    on a mesh.
     """
 
     @tf.custom_gradient
@@ -110,9 +111,9 @@ def _recomputing(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], shar
 
 
 def wait_for(tensors: Sequence[tf.Tensor], dependency: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the same tensors, available only after `dependency`. Cost: one pass over each of them."""
+    """Returns the same tensors, available only after `dependency`. Cost: one pass over each tensor."""
     largest = tf.reduce_max(dependency)
-    always_false = tf.math.is_nan(largest) & tf.math.is_inf(largest)  # always False, but no compiler can tell
+    always_false = tf.math.is_nan(largest) & tf.math.is_inf(largest)  # always False, but a compiler cannot know this
     return [x + tf.cast(always_false, x.dtype) for x in tensors]
 
 
@@ -121,16 +122,16 @@ _log = logging.getLogger(__name__)
 
 
 def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
-    """Makes layers of a model store only their inputs for the backward pass; under any strategy (arXiv:1604.06174).
+    """Makes layers of a model store only their inputs for the backward pass, under any strategy (arXiv:1604.06174).
 
     Results are unchanged: a layer that draws random numbers or updates state is recomputed from its original state, and
-    updates it only once. Only arguments and weights of a layer have gradients, not tensors that its code captures. Cost:
-    one more forward pass of these layers; their intermediate activations are not stored between the passes.
+    updates its state only once. Gradients are computed with respect to a layer's arguments and weights, not tensors that
+    its code captures. Cost: one more forward pass of these layers; their activations are not stored between the passes.
 
     Args:
       model: model before its first step.
-      which: "full" for every layer with weights; "none"; or a regular expression that must match a layer's whole path,
-        such as "block_.*_attention".
+      which: "full" for every layer with weights; "none" for no layer; or a regular expression that must match a layer's
+        whole path, such as "block_.*_attention".
 
     Returns:
       The model.

@@ -12,10 +12,10 @@ from tfdist import collectives
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    r"""`keras.layers.BatchNormalization` over all replicas' rows, under every strategy with collectives.
+    r"""`keras.layers.BatchNormalization` over the rows of all replicas, under every strategy with collectives.
 
-    Each replica computes count, mean and the sum of squared differences M2 of its rows, and merges the results of all
-    replicas (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+    Each replica computes the count, the mean and the sum of squared differences M2 of its rows, and merges the results of
+    all replicas (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
     1979):
 
         mean = sum_r n_r mean_r / sum_r n_r
@@ -23,7 +23,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     Keras's `synchronized=True` computes E[x^2] - E[x]^2, which loses precision if the mean is large compared with the
     standard deviation. Gradients flow through the merge. Cost for C channels and N replicas: an all-gather of 2 C + 1
-    numbers forward, a reduce-scatter of N (2 C + 1) numbers backward.
+    elements in the forward pass, and a reduce-scatter of N (2 C + 1) elements in the backward pass.
 
     The arguments are those of `keras.layers.BatchNormalization` except `synchronized` and `renorm`.
     """
@@ -51,24 +51,24 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def synchronize(layer: keras.layers.BatchNormalization) -> None:
-    """Makes a layer normalize over all replicas' rows, like `SyncBatchNormalization`, without changing its class."""
+    """Makes a layer normalize over the rows of all replicas, like `SyncBatchNormalization`, without changing its class."""
     layer.__dict__["_moments"] = functools.partial(SyncBatchNormalization._moments, layer)  # bypasses Keras's tracking
 
 
 def synchronize_layers(layers: Sequence[keras.Layer], *, include_all: bool = False) -> None:
-    """Applies `synchronize` to Keras's batch normalization layers: all of them, or those with `synchronized=True`."""
+    """Applies `synchronize` to Keras's batch normalization layers with `synchronized=True` or, if `include_all`, to all."""
     for layer in layers:
         if type(layer) is keras.layers.BatchNormalization and (include_all or layer.synchronized):
             synchronize(layer)
 
 
 def is_synchronized(layer: keras.Layer) -> bool:
-    """Returns whether a layer normalizes over all replicas' rows."""
+    """Returns whether a layer normalizes over the rows of all replicas."""
     return isinstance(layer, SyncBatchNormalization) or "_moments" in layer.__dict__
 
 
 def _statistics(inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns count, mean and sum of squared differences per channel of one replica's rows, possibly none."""
+    """Returns the count and, per channel, the mean and sum of squared differences of a replica's rows; there may be none."""
     if mask is None:
         weights = tf.ones([1] * inputs.shape.rank, inputs.dtype)
         count = tf.cast(tf.reduce_prod([tf.shape(inputs)[axis] for axis in axes]), inputs.dtype)

@@ -316,4 +316,4 @@ def split_numbers(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:
     """Returns the batch and the indices of this process's examples, empty if the iterator does not provide them."""
     if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)
-    return element.batch, tf.concat(strategy.local(element.numbers), 0)
+    return element.batch, tf.concat(strategy.local(element.indices), 0)

@@ -1,4 +1,4 @@
-"""Files of this machine, including shared file systems such as NFS."""
+"""The storage backend for the file system of this machine, including shared file systems such as NFS."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ _MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class FileSystem(Storage):
-    """The file system of this machine. Every path is a `pathlib.Path`."""
+    """The file system of this machine."""
 
     @contextlib.contextmanager
     def open(self, path: StoragePath) -> Iterator[StoredFile]:
@@ -69,7 +69,7 @@ class FileSystem(Storage):
             if not owner:
                 yield
                 return
-            with contextlib.suppress(OSError):  # a full disk, of which the run may free space
+            with contextlib.suppress(OSError):  # the disk may be full, and the run may free up space
                 file.truncate(0)
                 _write(descriptor, owner, 0)
                 # The file stays open, and NFS shows changes to other hosts only after close or fsync.
@@ -170,10 +170,10 @@ def _local_path(path: StoragePath) -> Path:
 
 
 def _open_regular_file(path: StoragePath, flags: int, *, for_writing: bool = False) -> int:
-    """Opens a regular file; a file to be written must not have several hard links, as one in a copied directory may.
+    """Opens a regular file. One to be written must have a single hard link: a copied directory may share its files.
 
     Raises:
-      NotRegularFile: the path is not that of such a file.
+      NotRegularFile: the path is not a regular file, or the file to be written has several hard links.
       OSError: with ELOOP for a symbolic link.
     """
     try:
@@ -189,7 +189,7 @@ def _open_regular_file(path: StoragePath, flags: int, *, for_writing: bool = Fal
     if stat.S_ISREG(status.st_mode) and not (for_writing and status.st_nlink > 1):
         return descriptor
     os.close(descriptor)
-    problem = "a file with several names" if stat.S_ISREG(status.st_mode) else "not a regular file"
+    problem = "a file with several hard links" if stat.S_ISREG(status.st_mode) else "not a regular file"
     raise NotRegularFile(errno.EINVAL, problem, str(path))
 
 

@@ -1,4 +1,4 @@
-"""The interface of storages, and paths of files in them."""
+"""`Storage`, the interface of storage backends, and the paths of files in them."""
 
 import abc
 import contextlib
@@ -15,13 +15,13 @@ from typing import NamedTuple, TypeAlias
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Url:
-    """A path of a storage other than this machine's file system, such as `gs://bucket/runs/first`.
+    """A path in a storage other than this machine's file system, such as `gs://bucket/runs/first`.
 
-    Not an `os.PathLike`, so it cannot be opened as a local file by mistake.
+    A `Url` is not an `os.PathLike`, so it cannot be opened as a local file by mistake.
 
     Attributes:
       scheme: the part before `://`.
-      key: the part after it: components separated by single slashes, without a slash at either end.
+      key: the part after `://`: components separated by single slashes, without a slash at either end.
     """
 
     scheme: str
@@ -42,7 +42,7 @@ class Url:
         return Url(self.scheme, self.key.rpartition("/")[0])
 
     def with_name(self, name: str) -> "Url":
-        """Returns the path with another last component."""
+        """Returns the path with its last component replaced."""
         return self.parent / name
 
     def __truediv__(self, name: str) -> "Url":
@@ -52,31 +52,31 @@ class Url:
         return f"{self.scheme}://{self.key}"
 
 
-# The path of a file in a storage, which `storage_of(path)` accesses: the methods of `Path` that do only work on this machine.
+# The path of a file in a storage. Access it with `storage_of(path)`: `Path`'s own methods that access files are local only.
 StoragePath: TypeAlias = Path | Url
-AnyPath: TypeAlias = str | os.PathLike[str] | StoragePath  # accepted from users
+AnyPath: TypeAlias = str | os.PathLike[str] | StoragePath  # a path that a user passes
 
-_COPY_BYTES = 1 << 22  # copied at a time
+_COPY_BYTES = 1 << 22  # number of bytes copied at a time
 _MAX_READ_BYTES = 1 << 30  # limit of `read`: an untrusted file may claim any size
 
 
 class Info(NamedTuple):
-    """The file or directory at a path."""
+    """Information about the file or directory at a path."""
 
     is_directory: bool  # whether it is a directory
-    size: int  # size in bytes of a file
-    modified_time: float  # time of the last change, in seconds since 1970 (UTC)
+    size: int  # size of a file in bytes
+    modified_time: float  # time of the last modification, in seconds since 1970 (UTC)
 
 
 class Entry(NamedTuple):
-    """A file or directory in a directory."""
+    """A file or directory listed in its parent directory."""
 
-    name: str  # its name there
-    is_directory: bool  # whether it is a directory itself; False for a link to one
+    name: str  # name in the parent directory
+    is_directory: bool  # whether the entry is a directory; False for a link to one
 
 
 class NotRegularFile(OSError):
-    """A directory, device or pipe instead of a regular file."""
+    """Raised for a directory, device or pipe where a regular file is needed."""
 
 
 class StoredFile(abc.ABC):
@@ -89,7 +89,7 @@ class StoredFile(abc.ABC):
 
     @abc.abstractmethod
     def read_into(self, memory: memoryview, position: int) -> int:
-        """Reads bytes from a position; returns their number, which may be less than requested, and 0 at the end."""
+        """Reads bytes from a position; returns their number, which may be less than requested, or 0 at the end."""
 
     def read(self, size: int, position: int = 0) -> bytes:
         """Returns bytes from a position; fewer than `size` only at the end."""
@@ -107,11 +107,11 @@ class NewFile(abc.ABC):
         """Writes all bytes at a position. Large arrays are passed without a copy."""
 
     def on_range_written(self, position: int, size: int) -> None:
-        """Called after a range has been written; the storage may begin to make it durable."""
+        """Called after a range has been written, so that the storage can begin to make it durable."""
 
 
 class AppendedFile(abc.ABC):
-    """A file that is appended to during a run."""
+    """A file to which a run appends."""
 
     @abc.abstractmethod
     def write(self, data: bytes) -> None:
@@ -147,14 +147,14 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def create(self, path: StoragePath) -> AbstractContextManager[NewFile]:
-        """Creates a file that must not exist; it is durable once the context exits without an error.
+        """Creates a file that must not exist yet; it is durable once the context exits without an error.
 
-        Errors raised within the context have the path.
+        An `OSError` raised within the context contains the path.
         """
 
     @abc.abstractmethod
     def append(self, path: StoragePath, *, is_new: bool = False) -> AppendedFile:
-        """Opens a file for appending, and creates it if necessary; with `is_new` it must not exist.
+        """Opens a file for appending, and creates it if necessary; with `is_new`, it must not exist yet.
 
         Raises:
           NotRegularFile: the path is a link or not a regular file, or the file has several hard links.
@@ -177,13 +177,13 @@ class Storage(abc.ABC):
 
         Args:
           path: path of the file.
-          owner: contents of the file in the context, which other hosts can read, if they can be written; for information only.
+          owner: contents of the file during the context, for information only; omitted if they cannot be written.
           exclusive: False opens the file without locking it, where locks are not supported.
 
         Raises:
-          BlockingIOError: another process, on any host, has locked it.
+          BlockingIOError: another process, on any host, has locked the file.
           NotRegularFile: the path is a link or not a regular file, or the file has several hard links.
-          OSError: the storage does not support locks here.
+          OSError: the storage does not support locks for this path.
         """
 
     # Directories
@@ -198,11 +198,11 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def make_directory(self, directory: StoragePath, *, is_new: bool = False) -> None:
-        """Creates a directory and its parents if necessary; with `is_new`, only its parent may exist."""
+        """Creates a directory and its parents if necessary; with `is_new`, its parent must exist, but it must not."""
 
     @abc.abstractmethod
     def remove_directory(self, directory: StoragePath) -> None:
-        """Removes a directory with all of its contents. A failure may leave any part of them."""
+        """Removes a directory with all of its contents. After a failure, any part of them may remain."""
 
     @abc.abstractmethod
     def rename(self, path: StoragePath, target: StoragePath) -> None:
@@ -232,7 +232,7 @@ class Storage(abc.ABC):
                 copy.write(file.read(_COPY_BYTES, position))
 
     def check_writable(self, directory: StoragePath) -> None:
-        """Raises `OSError` if a directory, which need not exist, is known not to be writable."""
+        """Raises `OSError` if a directory, which need not exist yet, is known not to be writable."""
 
     def real_path(self, path: StoragePath) -> StoragePath:
         """Returns the canonical path of a file, with links resolved."""
@@ -249,9 +249,9 @@ class Storage(abc.ABC):
 
     @contextlib.contextmanager
     def staged(self, path: StoragePath) -> Iterator[Path]:
-        """Yields a local path with the same name, for libraries that write files or directories themselves.
+        """Yields a local path with the same file name, for libraries that write files or directories themselves.
 
-        When the context exits without an error, the result is durable at `path`, where it replaces an existing file.
+        When the context exits without an error, what was written is durable at `path`, replacing an existing file.
         """
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
             local_path = Path(folder) / path.name
@@ -267,7 +267,7 @@ class Storage(abc.ABC):
                 raise
 
     def clean_staged(self, path: StoragePath) -> None:
-        """Removes the remains of `staged(path)` in killed processes; must not be called while it is in use."""
+        """Removes what `staged(path)` left behind in killed processes; must not be called while `staged` is in use."""
         for entry in self.entries(path.parent):
             if entry.name.startswith(staged_prefix(path)):
                 self._remove_any(path.with_name(entry.name), entry.is_directory)

@@ -13,7 +13,7 @@ from tfdist.collectives import Recording
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.sync import FedAvg, Sync
 from tfdist.data import Examples
-from tfdist.data.client_examples import ClientExamples, ReplicaTurn
+from tfdist.data.client_examples import ClientBatch, ClientExamples
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
@@ -240,40 +240,40 @@ class RoundLoop:
         strategy = self._strategy
 
         def run_step(_: tf.Tensor, __: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
-            start_time, turn, numbers = timed_batch(iterator, strategy)
-            assert isinstance(turn, ReplicaTurn)
+            start_time, batch, numbers = timed_batch(iterator, strategy)
+            assert isinstance(batch, ClientBatch)
             with _schedule_scope(self._step.optimizer, number):
-                result = strategy.run(self._train, turn, number)
+                result = strategy.run(self._train, batch, number)
             wait_seconds = strategy.local(result.arrival_time)[0] - start_time
             compute_seconds = tf.stack(strategy.local(result.compute_seconds))
             report = LoopReport([], wait_seconds, compute_seconds, numbers)
-            return tf.logical_not(strategy.local(turn.is_last)[0]), report
+            return tf.logical_not(strategy.local(batch.ends_round)[0]), report
 
         _, report = run_loop(
             run_step, tf.constant(True), tf.int32.max, [], strategy, continues=lambda has_more: has_more
         )
         return report
 
-    def _train(self, turn: ReplicaTurn, number: tf.Tensor) -> ComputeResult:
+    def _train(self, batch: ClientBatch, number: tf.Tensor) -> ComputeResult:
         """Computes and applies one step of a client in round `number`. A replica function, without communication.
 
         Without rows in the client's batch, nothing changes.
         """
         state, counts = self._state, self._state.counts
-        run_if(turn.begins, state.reset)
-        draw = tf.stack([number, turn.client + self._source.sync.clients * turn.number])
-        result = self._step.compute(turn.batch, draw, tf.constant(False))
-        is_active = tf.logical_and(turn.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
+        run_if(batch.begins_client, state.reset)
+        draw = tf.stack([number, batch.client + self._source.sync.clients * batch.batch_index])
+        result = self._step.compute(batch.batch, draw, tf.constant(False))
+        is_active = tf.logical_and(batch.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
 
         def count() -> None:
-            rows = tf.cast(turn.rows, tf.float64)
+            rows = tf.cast(batch.rows, tf.float64)
             counts.rows.assign_add(rows)
             counts.loss.assign_add(tf.cast(result.loss, tf.float64) * rows)
 
         self._step.apply_if(tf.logical_and(is_active, result.finite), result, count)
         has_failed = tf.logical_and(is_active, tf.logical_not(result.finite))
         counts.not_finite.assign_add(tf.cast(has_failed, tf.float64))
-        run_if(turn.ends, lambda: state.end_client(turn.client_examples))
+        run_if(batch.ends_client, lambda: state.end_client(batch.client_examples))
         return result
 
 

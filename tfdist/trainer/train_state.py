@@ -10,7 +10,7 @@ from tfdist.checkpoint.best import BestTracker, BestValue, best_of
 from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.data.batch_schedule import BatchSchedule
-from tfdist.data.row_partition import apportion, rows
+from tfdist.data.row_partition import apportion, row_range
 from tfdist.data.stream import StreamPosition
 from tfdist.step.running_metrics import Progress
 
@@ -60,7 +60,7 @@ class ReplicaSpeeds:
     @classmethod
     def initial(cls, step: int, batch_size: int, replicas: int) -> Self:
         """Returns speeds without observations: rows are allocated evenly from a step on."""
-        return cls([ObservedAllocation(step, [rows(batch_size, replica, replicas)[1] for replica in range(replicas)])])
+        return cls([ObservedAllocation(step, [row_range(batch_size, i, replicas)[1] for i in range(replicas)])])
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from tests.waiting import read_line
-from tfdist.checkpoint.format import Checkpoint, Part, atomic_write, clean_partial, newest
+from tfdist.checkpoint.format import Checkpoint, TensorBlock, atomic_write, clean_partial, newest
 from tfdist.checkpoint.format.entries import Index
 from tfdist.errors import CheckpointError, ExitCode, PeerLostError
 
-SMALL = [Part.full("w", np.arange(12.0))]
+SMALL = [TensorBlock.full("w", np.arange(12.0))]
 
 
-def rows(rank: int, size: int) -> list[Part]:
+def rows(rank: int, size: int) -> list[TensorBlock]:
     """Returns a rank's rows of a matrix."""
-    return [Part("w", (2 * size, 3), (2 * rank, 0), np.full((2, 3), rank, np.int32))]
+    return [TensorBlock("w", (2 * size, 3), (2 * rank, 0), np.full((2, 3), rank, np.int32))]
 
 
 def names(directory: Path) -> list[str]:
@@ -37,7 +37,7 @@ def assert_all_know(found: list, *words: str) -> str:
 
 
 def test_ranks_write_one_checkpoint(tmp_path, write, on_ranks):
-    def parts(rank: int) -> list[Part]:
+    def parts(rank: int) -> list[TensorBlock]:
         return [] if rank == 1 else rows(rank // 2, 2)  # rank 1 has nothing to write
 
     paths = on_ranks(3, lambda group: write(tmp_path / "new" / "checkpoints", parts(group.rank), group, step=7))
@@ -149,7 +149,7 @@ def test_a_disk_that_looks_shared(tmp_path, write, on_ranks):
 def test_a_shard_that_arrives_in_part(tmp_path, write, on_ranks, monkeypatch):
     true = atomic_write.write_shard
 
-    def cut(directory: Path, rank: int, parts: list[Part]) -> Index:
+    def cut(directory: Path, rank: int, parts: list[TensorBlock]) -> Index:
         index = true(directory, rank, parts)
         if rank:
             os.truncate(directory / "shard-00001.safetensors", 100)
@@ -205,7 +205,7 @@ def test_what_could_not_be_read_again_is_not_written(given, words, tmp_path, wri
 
 
 def test_an_error_of_any_kind_is_told(tmp_path, write, on_ranks, monkeypatch):
-    def fail(partial: Path, rank: int, parts: list[Part]) -> Index:
+    def fail(partial: Path, rank: int, parts: list[TensorBlock]) -> Index:
         if 0 < rank < 6:
             raise RuntimeError("two\nlines")
         return Index({}, {})
@@ -238,14 +238,14 @@ def test_a_rank_that_does_not_come(tmp_path, write, on_ranks):
 _CHILD = """
 import os, sys, time
 import numpy as np
-from tfdist.checkpoint.format import Part, commit
+from tfdist.checkpoint.format import TensorBlock, write_checkpoint
 from tfdist.coordination import LocalGroup
 assert "tensorflow" not in sys.modules
 directory, number = sys.argv[1], int(sys.argv[2])
 
 def write(step):
-    parts = [Part.full("w", np.full(1 << 19, step, np.int32))]
-    commit(LocalGroup(), directory, parts, step=step, seed=1, flags={}, values=None, keep=3)
+    parts = [TensorBlock.full("w", np.full(1 << 19, step, np.int32))]
+    write_checkpoint(LocalGroup(), directory, parts, step=step, seed=1, flags={}, values=None, keep=3)
 
 write(1)
 true, calls = os.fsync, []

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.coordination.members import members
-from tfdist.checkpoint.format import Part, commit
+from tfdist.checkpoint.format import TensorBlock, write_checkpoint
 from tfdist.coordination import Group, LocalGroup
 
 
@@ -19,9 +19,9 @@ def every_thread_ends(no_thread_is_left: None) -> None:
 def write() -> Callable[..., Path]:
     """Returns a function that writes a checkpoint, with default arguments."""
 
-    def written(directory: Path, parts: list[Part], group: Group | None = None, **given: Any) -> Path:
+    def written(directory: Path, parts: list[TensorBlock], group: Group | None = None, **given: Any) -> Path:
         arguments = {"step": 120, "seed": 1, "flags": {"batch_size": 64}, "values": {"examples": 7680}, "keep": 2}
-        return commit(group or LocalGroup(), directory, parts, **(arguments | given))
+        return write_checkpoint(group or LocalGroup(), directory, parts, **(arguments | given))
 
     return written
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, Part
+from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, TensorBlock
 from tfdist.errors import CheckpointError, InputError
 
 FILES = ("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors")
@@ -19,10 +19,13 @@ FILES = ("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors")
 def whole(tmp_path_factory, write, on_ranks) -> Path:
     """A small checkpoint written by two ranks."""
 
-    def parts(rank: int) -> list[Part]:
+    def parts(rank: int) -> list[TensorBlock]:
         values = np.arange(12, dtype=np.float32).reshape(3, 4) + rank
-        own = [Part("kernel", (6, 4), (3 * rank, 0), values), Part.full(f"moment/{rank}", np.ones(5, np.int8))]
-        return own if rank else [*own, Part.full("iterations", np.array(120))]
+        own = [
+            TensorBlock("kernel", (6, 4), (3 * rank, 0), values),
+            TensorBlock.full(f"moment/{rank}", np.ones(5, np.int8)),
+        ]
+        return own if rank else [*own, TensorBlock.full("iterations", np.array(120))]
 
     directory = tmp_path_factory.mktemp("checkpoints")
     [path, _] = on_ranks(2, lambda group: write(directory, parts(group.rank), group))
@@ -92,8 +95,8 @@ def test_a_byte_too_many_is_found(name, more, path):
     [
         (lambda file, whole: None, "it is missing"),
         (lambda file, whole: file.symlink_to(whole / file.name), "it is a link"),  # which is not followed
-        (lambda file, whole: os.mkfifo(file), "it is not a file"),  # a pipe is not waited for
-        (lambda file, whole: file.mkdir(), "it is not a file"),
+        (lambda file, whole: os.mkfifo(file), "it is not a regular file"),  # a pipe is not waited for
+        (lambda file, whole: file.mkdir(), "it is not a regular file"),
     ],
     ids=["nothing", "link", "pipe", "directory"],
 )

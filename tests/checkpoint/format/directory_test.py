@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.checkpoint.format import clean_partial, newest, set_aside
+from tfdist.checkpoint.format import clean_partial, mark_damaged, newest
 from tfdist.checkpoint.format.directory import checkpoint_name, prune, publish
 
 
@@ -30,7 +30,7 @@ def test_what_is_set_aside_is_not_found_and_never_lost(tmp_path):
     moved = []
     for _ in range(3):
         make(tmp_path, checkpoint_name(120))
-        moved.append(set_aside(tmp_path / checkpoint_name(120)).name)
+        moved.append(mark_damaged(tmp_path / checkpoint_name(120)).name)
         assert newest(tmp_path) == []
     assert moved == [f"step-000000120.damaged{more}" for more in ("", "-2", "-3")]
     assert names(tmp_path) == moved

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.format import Part, files
-from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, check, merge_indices
+from tfdist.checkpoint.format import TensorBlock, files
+from tfdist.checkpoint.format.entries import BlockEntry, Index, TensorEntry, check, merge_indices
 
 SQUARE = np.ones((2, 2), np.float32)
 
@@ -14,26 +14,26 @@ SQUARE = np.ones((2, 2), np.float32)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("w", (2, 2), (0, 0), SQUARE.astype(np.complex128)), "must have one of the types bool, .*complex128"),
-        (("w", (2, 2), (0, 0), SQUARE.astype(">f4")), "must have one of the types .*>f4"),
-        (("w", (2, 2), (0, 0), np.array([["a", "b"]] * 2)), "must have one of the types"),
-        (("w", (2, 2), (0, 0), SQUARE.astype(object)), "must have one of the types"),
+        (("w", (2, 2), (0, 0), SQUARE.astype(np.complex128)), "must have one of the dtypes bool, .*complex128"),
+        (("w", (2, 2), (0, 0), SQUARE.astype(">f4")), "must have one of the dtypes .*>f4"),
+        (("w", (2, 2), (0, 0), np.array([["a", "b"]] * 2)), "must have one of the dtypes"),
+        (("w", (2, 2), (0, 0), SQUARE.astype(object)), "must have one of the dtypes"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
-        Part(*arguments)
+        TensorBlock(*arguments)
 
 
 FILE = "shard-00000.safetensors"
 
 
-def part(offset: tuple[int, ...], shape: tuple[int, ...], file: str = FILE, key: str = "") -> PartEntry:
+def part(offset: tuple[int, ...], shape: tuple[int, ...], file: str = FILE, key: str = "") -> BlockEntry:
     hashes = files.piece_count(math.prod(shape))  # elements of one byte
-    return PartEntry(file, key or f"{offset}{shape}", offset, shape, ("0" * 64,) * hashes)
+    return BlockEntry(file, key or f"{offset}{shape}", offset, shape, ("0" * 64,) * hashes)
 
 
-def index(shape: tuple[int, ...], *parts: PartEntry) -> Index:
+def index(shape: tuple[int, ...], *parts: BlockEntry) -> Index:
     return Index({part.file: 8 for part in parts}, {"w": TensorEntry("int8", shape, parts)})
 
 
@@ -85,8 +85,8 @@ def test_what_several_ranks_wrote_is_one_index():
 
 def test_ranks_agree_about_a_tensor_and_their_files():
     one = index((4,), part((0,), (2,)))
-    with pytest.raises(ValueError, match="a shard has one writer; shard-00000.safetensors has two"):
+    with pytest.raises(ValueError, match="two processes have written the shard shard-00000.safetensors"):
         merge_indices([one, one])
     for other in (TensorEntry("uint8", (4,), ()), TensorEntry("int8", (5,), ())):
-        with pytest.raises(ValueError, match="w is one tensor; its parts are of .* and of "):
+        with pytest.raises(ValueError, match="blocks of w have different tensor specs, .* and "):
             merge_indices([one, Index({}, {"w": other})])

@@ -10,7 +10,15 @@ import pytest
 from tfdist.checkpoint.format import files
 from tfdist.storage import FileSystem
 
-SIZES = [0, 1, files.CHUNK, files.PIECE - 1, files.PIECE, files.PIECE + 1, 2 * files.PIECE + 7]
+SIZES = [
+    0,
+    1,
+    files.CHUNK_BYTES,
+    files.PIECE_BYTES - 1,
+    files.PIECE_BYTES,
+    files.PIECE_BYTES + 1,
+    2 * files.PIECE_BYTES + 7,
+]
 
 
 def write(path, pieces: list[files.Piece], threads: int) -> list[str]:
@@ -27,7 +35,7 @@ def read(path, pieces: list[files.Piece], threads: int) -> list[str]:
 @pytest.mark.parametrize("size", SIZES)
 def test_bytes_go_to_a_file_and_back_with_their_hashes(size, threads, tmp_path):
     values = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
-    cut = [values[at : at + files.PIECE] for at in range(0, size, files.PIECE)]
+    cut = [values[at : at + files.PIECE_BYTES] for at in range(0, size, files.PIECE_BYTES)]
     expected = [hashlib.sha256(one.data).hexdigest() for one in cut]
     assert files.piece_count(size) == len(expected)
     assert write(tmp_path / "file", files.pieces(100, size, values), threads) == expected
@@ -51,7 +59,7 @@ def test_the_system_may_write_and_read_less_than_it_was_given(tmp_path, monkeypa
 
 
 def test_a_failure_ends_the_rest(tmp_path, monkeypatch):
-    values = np.ones(40 * files.PIECE, np.uint8)
+    values = np.ones(40 * files.PIECE_BYTES, np.uint8)
     begun = []
 
     def fail(*_: object) -> int:

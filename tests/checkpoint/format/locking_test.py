@@ -10,7 +10,7 @@ import pytest
 
 from tests.limits import files_of_at_most
 from tests.waiting import read_line
-from tfdist.checkpoint.format import NoLock, lock
+from tfdist.checkpoint.format import LockError, lock
 from tfdist.errors import InputError
 
 HOLD = """
@@ -52,7 +52,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
 
 
 def test_a_directory_that_cannot_be_locked_is_bad_input(tmp_path):
-    with pytest.raises(NoLock, match="lock: No such file or directory. Give another --output_dir"):
+    with pytest.raises(LockError, match="lock: No such file or directory. Use another --output_dir"):
         with lock(tmp_path / "nowhere"):
             pass
 

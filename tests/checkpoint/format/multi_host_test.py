@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.damaging import flip_last
-from tfdist.checkpoint.format import Checkpoint, HostPlacement, Part, atomic_write, copy_holder, newest, shard_bytes
+from tfdist.checkpoint.format import (
+    Checkpoint,
+    HostPlacement,
+    TensorBlock,
+    atomic_write,
+    copy_holder,
+    newest,
+    shard_bytes,
+)
 from tfdist.coordination import LocalGroup
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import FileSystem
@@ -21,17 +29,17 @@ WEIGHTS = np.arange(12.0).reshape(3, 4)
 SIZE = 5
 
 
-def own(rank: int) -> list[Part]:
+def own(rank: int) -> list[TensorBlock]:
     """Returns the parts that only this rank has: its row and, on rank 0, another tensor."""
-    row = Part("error", (SIZE, 3), (rank, 0), np.full((1, 3), rank, np.float32))
-    return [row, Part.full("seed", np.arange(2, dtype=np.uint32))] if rank == 0 else [row]
+    row = TensorBlock("error", (SIZE, 3), (rank, 0), np.full((1, 3), rank, np.float32))
+    return [row, TensorBlock.full("seed", np.arange(2, dtype=np.uint32))] if rank == 0 else [row]
 
 
 def host_by_rank(rank: int) -> int:
     return next(number for number, host in enumerate(HOSTS) if rank in host)
 
 
-def written(tmp_path, write, on_ranks, replicated=lambda rank: [Part.full("w", WEIGHTS)], **given) -> list:
+def written(tmp_path, write, on_ranks, replicated=lambda rank: [TensorBlock.full("w", WEIGHTS)], **given) -> list:
     """Writes a checkpoint on three hosts; the copies for other hosts are passed directly."""
 
     def one(group):
@@ -98,14 +106,14 @@ def test_what_a_host_has_is_told_by_every_byte(tmp_path, write, on_ranks):
 
 
 def test_hosts_that_hold_other_bits_write_nothing(tmp_path, write, on_ranks):
-    def drifted(rank: int) -> list[Part]:
+    def drifted(rank: int) -> list[TensorBlock]:
         values = WEIGHTS.copy()
         values.reshape(-1).view(np.uint8)[5] ^= rank == 2
-        return [Part.full("b", WEIGHTS), Part.full("w", values)]
+        return [TensorBlock.full("b", WEIGHTS), TensorBlock.full("w", values)]
 
     found = written(tmp_path, write, on_ranks, drifted)
     assert {type(error) for error in found} == {CheckpointError}
-    assert "rank 0: w on rank 2 differs from that on rank 0, see --check_sync_every." in str(found[0])
+    assert "rank 0: w differs between rank 2 and rank 0, see --check_sync_every." in str(found[0])
     assert len({str(error) for error in found}) == 1
     assert [newest(place(tmp_path, rank)) for rank in range(SIZE)] == [[]] * SIZE
 
@@ -141,12 +149,12 @@ def test_all_that_is_said_has_the_deadline(tmp_path, write):
             deadlines.add(deadline)
             return super().gather(name, value, deadline)
 
-    write(tmp_path, [], Alone(), placement=HostPlacement([[0]], [Part.full("w", WEIGHTS)]), deadline=77.0)
+    write(tmp_path, [], Alone(), placement=HostPlacement([[0]], [TensorBlock.full("w", WEIGHTS)]), deadline=77.0)
     assert deadlines == {77.0}
 
 
 def test_an_index_of_any_length_is_told(on_ranks, monkeypatch):
-    monkeypatch.setattr(atomic_write, "_MESSAGE", 100)
+    monkeypatch.setattr(atomic_write, "_MAX_MESSAGE_LENGTH", 100)
     values = [{"rank": 0}, np.random.default_rng(0).random(400).tolist(), "", None]
     texts = [json.dumps(value) for value in values]
     assert on_ranks(4, lambda group: atomic_write._gather_text(group, "index", texts[group.rank], 60.0)) == [texts] * 4

@@ -7,12 +7,12 @@ from tests.storage.mangled import registered
 from tfdist.checkpoint.format import (
     Checkpoint,
     CorruptCheckpointError,
-    Part,
+    TensorBlock,
     checkpoints_at,
     damaged_checkpoints,
     lock,
+    mark_damaged,
     newest,
-    set_aside,
 )
 from tfdist.errors import CheckpointError, InputError
 from tfdist.storage import path_of
@@ -26,8 +26,8 @@ def storage(tmp_path):
     return registered(tmp_path / "root")
 
 
-def parts(rank: int) -> list[Part]:
-    return [Part("w", (2 * len(LARGE),), (rank * len(LARGE),), LARGE + rank)]
+def parts(rank: int) -> list[TensorBlock]:
+    return [TensorBlock("w", (2 * len(LARGE),), (rank * len(LARGE),), LARGE + rank)]
 
 
 def test_ranks_write_one_and_read_it(write, on_ranks, tmp_path, storage):
@@ -42,8 +42,8 @@ def test_ranks_write_one_and_read_it(write, on_ranks, tmp_path, storage):
 
 def test_the_newest_stay_and_damaged_ones_are_set_aside(write, storage):
     for step in (1, 2, 3):
-        write(HOME, [Part.full("w", LARGE)], step=step, keep=2)
-    write(HOME, [Part.full("w", LARGE)], step=3, values=2, keep=2)
+        write(HOME, [TensorBlock.full("w", LARGE)], step=step, keep=2)
+    write(HOME, [TensorBlock.full("w", LARGE)], step=3, values=2, keep=2)
     found = checkpoints_at("test://bucket/run")
     assert [path.name for path in found] == ["step-000000003", "step-000000002"]
     assert checkpoints_at(str(found[1])) == [found[1]]
@@ -51,9 +51,9 @@ def test_the_newest_stay_and_damaged_ones_are_set_aside(write, storage):
     data = bytearray(storage.read(shard))
     data[-1] ^= 1
     storage.replace(shard, bytes(data))
-    with pytest.raises(CorruptCheckpointError, match=f"{shard}: w is not what was written"):
+    with pytest.raises(CorruptCheckpointError, match=f"{shard}: the hash of w does not match"):
         Checkpoint.open(found[0]).verify()
-    moved = set_aside(found[0])
+    moved = mark_damaged(found[0])
     assert newest(HOME) == [found[1]]
     assert damaged_checkpoints(path_of(HOME)) == [moved] == [path_of(f"{HOME}/step-000000003.damaged")]
 

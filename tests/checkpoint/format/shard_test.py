@@ -6,7 +6,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from tfdist.checkpoint.format import Part, files, shard, write_shard
+from tfdist.checkpoint.format import TensorBlock, files, shard, write_shard
 from tfdist.checkpoint.format.files import DTYPES
 from tfdist.checkpoint.format.shard import shard_name
 
@@ -17,8 +17,8 @@ WITHOUT_NUMPY = {"float8_e4m3fn", "float8_e5m2"}
 
 
 def test_the_package_safetensors_reads_every_type(tmp_path):
-    parts = [Part.full(name, values) for name, values in BY_TYPE.items()]
-    parts += [Part.full("scalar", np.array(2.5)), Part.full("empty", np.zeros((2, 0), np.int8))]
+    parts = [TensorBlock.full(name, values) for name, values in BY_TYPE.items()]
+    parts += [TensorBlock.full("scalar", np.array(2.5)), TensorBlock.full("empty", np.zeros((2, 0), np.int8))]
     write_shard(tmp_path, 0, parts)
     path = tmp_path / shard_name(0)
     raw = dict(safetensors.deserialize(path.read_bytes()))
@@ -33,7 +33,7 @@ def test_the_package_safetensors_reads_every_type(tmp_path):
 
 
 def test_the_names_of_types_are_the_packages(tmp_path):
-    write_shard(tmp_path, 0, [Part.full(name, values) for name, values in BY_TYPE.items()])
+    write_shard(tmp_path, 0, [TensorBlock.full(name, values) for name, values in BY_TYPE.items()])
     ours = dict(safetensors.deserialize((tmp_path / shard_name(0)).read_bytes()))
     theirs = dict(safetensors.deserialize(safetensors.numpy.save(BY_TYPE)))
     assert {name: ours[name]["dtype"] for name in ours} == {name: theirs[name]["dtype"] for name in theirs}
@@ -41,12 +41,12 @@ def test_the_names_of_types_are_the_packages(tmp_path):
 
 def test_a_name_may_be_any_text(tmp_path):
     names = ['a "b"\n\\', "käse/0", "", "x" * 1000]
-    write_shard(tmp_path, 12, [Part.full(name, np.arange(3)) for name in names])
+    write_shard(tmp_path, 12, [TensorBlock.full(name, np.arange(3)) for name in names])
     assert safetensors.numpy.load_file(tmp_path / "shard-00012.safetensors").keys() == set(names)
 
 
 def test_every_block_begins_at_a_multiple_of_its_elements_size(tmp_path):
-    parts = [Part.full(name, np.ones(3, dtype)) for name, dtype in DTYPES.items()]
+    parts = [TensorBlock.full(name, np.ones(3, dtype)) for name, dtype in DTYPES.items()]
     index = write_shard(tmp_path, 0, parts)
     plan = shard.plans(index)[shard_name(0)]
     assert len(plan.header) % 8 == 0
@@ -57,18 +57,18 @@ def test_every_block_begins_at_a_multiple_of_its_elements_size(tmp_path):
 
 def test_blocks_are_named_by_their_slices(tmp_path):
     values = np.arange(6).reshape(2, 3)
-    parts = [Part("w", (4, 3), (row, 0), values + row) for row in (0, 2)]
-    index = write_shard(tmp_path, 3, [*parts, Part.full("b", values)])
+    parts = [TensorBlock("w", (4, 3), (row, 0), values + row) for row in (0, 2)]
+    index = write_shard(tmp_path, 3, [*parts, TensorBlock.full("b", values)])
     found = safetensors.numpy.load_file(tmp_path / shard_name(3))
     assert found["w[2:4,0:3]"].tolist() == (values + 2).tolist()
     assert found.keys() == {"w[0:2,0:3]", "w[2:4,0:3]", "b"}
     assert [part.key for part in index.tensors["w"].parts] == ["w[0:2,0:3]", "w[2:4,0:3]"]
-    with pytest.raises(ValueError, match="Parts must have unique keys. Received twice: a"):
-        write_shard(tmp_path, 0, [Part.full(name, np.ones(2)) for name in "aba"])
+    with pytest.raises(ValueError, match="Blocks must have unique keys. Received twice: a"):
+        write_shard(tmp_path, 0, [TensorBlock.full(name, np.ones(2)) for name in "aba"])
 
 
 def test_other_threads_run_while_it_writes(tmp_path):
-    parts = [Part.full("large", np.ones(48 * files.PIECE, np.uint8))]
+    parts = [TensorBlock.full("large", np.ones(48 * files.PIECE_BYTES, np.uint8))]
 
     def turns(number: int) -> int:
         """Returns the number of turns of another thread meanwhile."""
@@ -91,7 +91,7 @@ def test_other_threads_run_while_it_writes(tmp_path):
 
 
 def test_the_header_is_json_in_the_order_of_the_file(tmp_path):
-    write_shard(tmp_path, 0, [Part.full("b", np.ones(2, np.int8)), Part.full("a", np.ones(2))])
+    write_shard(tmp_path, 0, [TensorBlock.full("b", np.ones(2, np.int8)), TensorBlock.full("a", np.ones(2))])
     data = (tmp_path / shard_name(0)).read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert header == {

@@ -205,7 +205,7 @@ def test_a_users_own_function():
         ("crop(pading=1)", 'Did you mean "padding"'),
         ("rotate(degrees=0)", "degrees"),
         ("rotate(degrees=True)", r"in \(0, 180\]. Received: True"),
-        ("resized_crop(scale=(0, 1))", "positive, at most 1"),
+        ("resized_crop(scale=(0, 1))", "both positive and at most 1"),
         ("erase(ratio=3)", "smallest, largest"),
         ("brightness(delta='much')", "delta"),
         ("numpy:nothing_of_that_name", "nothing_of_that_name"),
@@ -223,5 +223,5 @@ def test_data_that_has_no_images_is_an_error():
         augmented(ArraySource((np.zeros(3), np.zeros(3))), "flip")
     with pytest.raises(InputError, match="Received: x of dict"):
         augmented(ArraySource(({"a": np.zeros(3)}, np.zeros(3))), "flip")
-    with pytest.raises(InputError, match="keep shape and dtype.*in augmentation 1"):
+    with pytest.raises(InputError, match="keep shape and dtype.*augmentation 1"):
         augmented(images(), [lambda x, random: x[:, 1:]])

@@ -56,13 +56,15 @@ def test_train_and_test_folders_are_the_parts(tmp_path):
             write_image(tmp_path / part / "b" / f"{number}.JPG".lower(), 1, 0)
     found = load(f"images:{tmp_path}")
     assert found.test and (found.train.size, found.test.size, found.class_names) == (6, 4, ("a", "b"))
-    with pytest.raises(InputError, match="Give test data or validation_split, not both. Received: .*val and 0.5"):
+    with pytest.raises(
+        InputError, match="Test data and validation_split are mutually exclusive. Received: .*val and 0.5"
+    ):
         load(f"images:{tmp_path}(validation_split=0.5)")
     (tmp_path / "test").mkdir()
-    with pytest.raises(InputError, match=f"Received: {tmp_path / 'test'}, which has 0 images but no folders"):
+    with pytest.raises(InputError, match=f"Received: {tmp_path / 'test'}, which has 0 images but no subfolders"):
         load(f"images:{tmp_path}")
     write_image(tmp_path / "test" / "bb" / "0.png", 0, 0)
-    with pytest.raises(InputError, match='must have the classes of the training part.*Did you mean "b"'):
+    with pytest.raises(InputError, match='must have the classes of the training data.*Did you mean "b"'):
         load(f"images:{tmp_path}")
 
 
@@ -102,11 +104,11 @@ def test_a_crop_keeps_the_aspect_ratio(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("(size=0)", "size must be a number of pixels"),
+        ("(size=0)", "size must be a positive number of pixels"),
         ('(size="big")', "size must be"),
         ("(channels=2)", "channels must be 1"),
         ("(validation_split=1.5)", r"fraction in \[0, 1\)"),
-        ("(validation_split=0.01)", "must leave examples for both parts"),
+        ("(validation_split=0.01)", "must leave examples for training and test"),
         ("(sise=3)", 'Did you mean "size"'),
     ],
 )
@@ -118,14 +120,14 @@ def test_invalid_arguments_are_errors(folder, arguments, says):
 def test_a_folder_that_cannot_be_used_is_named(folder, tmp_path):
     with pytest.raises(InputError, match=r'colours; there is no folder colours in .*Did you mean "colors"'):
         load(f"images:{tmp_path}/colours")
-    with pytest.raises(InputError, match="red, which has 4 images but no folders. Move the images"):
+    with pytest.raises(InputError, match="red, which has 4 images but no subfolders. Move the images"):
         load(f"images:{folder}/red")
     for name in ("a", "b"):
         (folder / "red" / name).symlink_to(folder)  # which have 2 ** 40 folders
     assert load(f"images:{folder}/red(labels=False)").train.size == 12
     (folder / "yellow").mkdir()
     (folder / "yellow" / "notes.txt").write_text("none yet")
-    with pytest.raises(InputError, match="Received: .*yellow, which has none"):
+    with pytest.raises(InputError, match="Received: .*yellow, which has no image"):
         load(f"images:{folder}")
 
 
@@ -158,7 +160,7 @@ def test_images_without_classes(folder):
     assert found.train.origins.names[:2] == ["blue/0.png", "blue/1.png"]
     for path in folder.rglob("*.png"):
         path.unlink()
-    with pytest.raises(InputError, match="must have images .*which has none"):
+    with pytest.raises(InputError, match="must have images .*which has no image"):
         load(f"images:{folder}(labels=False)")
 
 
@@ -241,9 +243,9 @@ def test_test_parts(tmp_path):
     [
         ("", "needs the features to read from each record.*has image/encoded, label"),
         ('(features="image/encoded:imag,label:int64")', "Received: 'image/encoded:imag' in .*Did you mean \"image\""),
-        ('(features="label:int64")', "at least two, .* Received: features='label:int64'"),
-        ('(features="label:int64, label:int64")', "each once, .* Received: 'label:int64' in"),
-        ('(features="a b, label:int64")', "features are comma-separated NAME:TYPE"),
+        ('(features="label:int64")', "at least two distinct, .* Received: features='label:int64'"),
+        ('(features="label:int64, label:int64")', "distinct, .* Received: 'label:int64' in"),
+        ('(features="a b, label:int64")', "features must be at least two distinct, comma-separated NAME:TYPE"),
         ('(features="image/encoded:uint8, label:int64")', "Received: 'image/encoded:uint8' in"),
         ('(features="image/encoded:image[9], label:int64")', r"Received: 'image/encoded:image\[9\]' in"),
         ('(features="image/encoded:uint8[0], label:int64")', r"Received: 'image/encoded:uint8\[0\]' in"),
@@ -256,7 +258,7 @@ def test_test_parts(tmp_path):
         ('(features="image/encoded:image, label:float32")', r"label:float32, but .*label:int64\[1\]"),
         ('(features="image/encoded:image, label:int64[2]")', r"label:int64\[2\], but .*label:int64\[1\]"),
         ('(features="image/encoded:image, label:int64", label="lable")', 'Did you mean "label"'),
-        ('(features="image/encoded:image, label:int64", test="a", validation_split=0.1)', "not both"),
+        ('(features="image/encoded:image, label:int64", test="a", validation_split=0.1)', "mutually exclusive"),
     ],
 )
 def test_features_that_records_do_not_have_are_errors(tmp_path, arguments, says):
@@ -280,10 +282,10 @@ def damaged(content: bytes, kind: str) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("text", "complete, and not compressed, .* of whose record 0 the end is missing"),
-        ("gzip", "complete, and not compressed, .* of whose record 0 the end is missing"),
-        ("cut", "of whose record 2 the end is missing"),
-        ("header", "of whose record 1 the end is missing"),
+        ("text", "complete and uncompressed, .* in which the end of record 0 is missing"),
+        ("gzip", "complete and uncompressed, .* in which the end of record 0 is missing"),
+        ("cut", "in which the end of record 2 is missing"),
+        ("header", "in which the end of record 1 is missing"),
         ("empty", "1 empty files"),
     ],
 )

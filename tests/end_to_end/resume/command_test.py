@@ -227,7 +227,7 @@ def test_where_files_cannot_be_locked_the_run_is_warned_and_goes_on(every, tmp_p
         assert run(path, steps=6, checkpoint_every=every) == 0
     first, *second = [r.getMessage() for r in caplog.records if (r.name, r.levelname) == ("tfdist.cli.run", "WARNING")]
     assert (
-        f"Received: {path}/lock: No locks available. Give another --output_dir. The run continues without a lock"
+        f"Received: {path}/lock: No locks available. Use another --output_dir. The run continues without a lock"
         in first
     )
     assert first.endswith("No other run is known.")

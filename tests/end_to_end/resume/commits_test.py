@@ -31,7 +31,7 @@ class Died(Exception):
 def memory(tmp_path, monkeypatch) -> pathlib.Path:
     path = tmp_path / "memory"
     path.mkdir()
-    monkeypatch.setenv(in_memory.VARIABLE, str(path))
+    monkeypatch.setenv(in_memory.DIRECTORY_VARIABLE, str(path))
     return path
 
 
@@ -70,7 +70,7 @@ def killed(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
     place, copy = (tmp_path_factory.mktemp(name) for name in ("place", "copy"))
     (place / "memory").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(in_memory.VARIABLE, str(place / "memory"))
+        patch.setenv(in_memory.DIRECTORY_VARIABLE, str(place / "memory"))
         die(place / "run")
     shutil.copytree(place, copy, dirs_exist_ok=True)
     return place, copy
@@ -82,7 +82,7 @@ def died(killed, monkeypatch) -> pathlib.Path:
     place, copy = killed
     shutil.rmtree(place)
     shutil.copytree(copy, place)
-    monkeypatch.setenv(in_memory.VARIABLE, str(place / "memory"))
+    monkeypatch.setenv(in_memory.DIRECTORY_VARIABLE, str(place / "memory"))
     return place / "run"
 
 
@@ -110,7 +110,7 @@ def test_a_run_that_died_goes_on_from_its_last_commit(whole, died, capsys):
 def test_a_launcher_that_was_started_again_has_another_directory(whole, died, tmp_path, monkeypatch):
     """The commits of the former launcher are kept until the new start has its own."""
     path = died
-    monkeypatch.setenv(in_memory.VARIABLE, str(tmp_path / "another"))
+    monkeypatch.setenv(in_memory.DIRECTORY_VARIABLE, str(tmp_path / "another"))
     die(path, at=38)
     die(path, at=43)
     assert begun_at(path) == [0, 35, 35]
@@ -290,9 +290,9 @@ def test_what_cannot_be_taken_along_stays_where_it_is(died, monkeypatch, whole):
 
 
 def test_a_directory_that_is_given_comes_before_the_launcher_s():
-    assert in_memory.required_parent(5, "mine", {in_memory.VARIABLE: "launcher's"}) == "mine"
-    assert in_memory.required_parent(5, "", {in_memory.VARIABLE: "launcher's"}) == "launcher's"
-    assert in_memory.required_parent(0, "", {in_memory.VARIABLE: "launcher's"}) == ""
+    assert in_memory.required_parent(5, "mine", {in_memory.DIRECTORY_VARIABLE: "launcher's"}) == "mine"
+    assert in_memory.required_parent(5, "", {in_memory.DIRECTORY_VARIABLE: "launcher's"}) == "launcher's"
+    assert in_memory.required_parent(0, "", {in_memory.DIRECTORY_VARIABLE: "launcher's"}) == ""
     assert in_memory.required_parent(0, "", {}) == ""
 
 
@@ -303,14 +303,14 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     assert in_memory.required_parent(5, str(tmp_path / "link"), {}) == str(tmp_path / "link")
     os.lchown(tmp_path / "link", 12345, -1)
-    with pytest.raises(InputError, match=f"--commit_dir={tmp_path}/link, which is another user's"):
+    with pytest.raises(InputError, match=f"--commit_dir={tmp_path}/link, which is owned by another user"):
         in_memory.required_parent(5, str(tmp_path / "link"), {})
     (tmp_path / "mine").chmod(0o770)
     with pytest.raises(InputError, match=f"--commit_dir={tmp_path}/mine, which is writable by other users"):
         run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "mine"))
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(InputError, match=f"--commit_dir={tmp_path}, which is another user's"):
+    with pytest.raises(InputError, match=f"--commit_dir={tmp_path}, which is owned by another user"):
         in_memory.required_parent(5, str(tmp_path), {})
 
 

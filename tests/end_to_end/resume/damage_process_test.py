@@ -38,7 +38,7 @@ def test_both_ranks_take_the_last_good_one(tmp_path: pathlib.Path) -> None:
         file.truncate(100)
 
     said = finish(train(path, STEPS, EVERY, *FLAGS), 2)
-    for damaged, why in ((cut, "it has 100 bytes, not "), (flipped, " is not what was written")):
+    for damaged, why in ((cut, "it has 100 bytes instead of "), (flipped, " does not match")):
         [line] = [line for line in said[0].splitlines() if f"{damaged}/{SHARD}: " in line]
         assert why in line
         assert f"It was renamed to {damaged}.damaged." in line

@@ -13,7 +13,7 @@ import pytest
 import tfdist
 from tests.selection import quick
 from tfdist import models
-from tfdist.checkpoint.format import Checkpoint, CheckpointError, Part, commit, newest
+from tfdist.checkpoint.format import Checkpoint, CheckpointError, TensorBlock, newest, write_checkpoint
 from tfdist.coordination import LocalGroup
 from tfdist.data import StreamPosition
 from tfdist.data.batch_schedule import BatchSchedule
@@ -130,7 +130,7 @@ def test_every_bit(name, uninterrupted, mirrored2, tmp_path, caplog):
     shown = [[{k: r[k] for k in numbers if k in r} for r in h.records[-count:]] for h in (rest, whole)]
     assert shown[0] == shown[1]
     assert count == 2
-    assert "residuals of compression" not in caplog.text, "the number of replicas is unchanged"
+    assert "compression residuals" not in caplog.text, "the number of replicas is unchanged"
 
 
 PREFIXES = ("model/", "optimizer/", "statistics/", "state/", "replica_state/")
@@ -163,8 +163,8 @@ def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path, caplog):
     trainer = make_trainer(mirrored2, **FEEDBACK)
     trainer.resume(tmp_path)
     trainer.program.steps.loop(8)  # creates the state of its compression
-    [said] = [message for message in caplog.messages if "residuals of compression" in message]
-    words = "2 replicas resume a run of 4: .* replica r takes over those of r [+] 2, r [+] 4, ..."
+    [said] = [message for message in caplog.messages if "compression residuals" in message]
+    words = "2 replicas resume a run with 4: .* replica r also gets those of r [+] 2, r [+] 4, ..."
     assert re.fullmatch(words, said)
     errors = {name: kept for name, kept in trainer.state.items() if kept.per_replica}
     assert errors
@@ -185,8 +185,8 @@ def test_more_replicas_begin_with_nothing_unsent_and_say_so(single, mirrored2, t
     trainer.resume(tmp_path)
     with caplog.at_level(logging.INFO, "tfdist"):
         trainer.program.steps.loop(8)
-    [said] = [message for message in caplog.messages if "residuals of compression" in message]
-    assert re.fullmatch("2 replicas resume a run of 1: .*; replicas from 1 on start with zeros.", said)
+    [said] = [message for message in caplog.messages if "compression residuals" in message]
+    assert re.fullmatch("2 replicas resume a run with 1: .*; replicas from 1 on start with zeros.", said)
     for kept in trainer.state.values():
         if kept.per_replica:
             assert not np.any(kept.values[1])
@@ -272,8 +272,8 @@ def test_values_of_another_kind_are_damage(values, after_a_step, tmp_path):
     trainer, directory = after_a_step
     shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     own = Checkpoint.open(newest(tmp_path)[0])
-    parts = [Part.full(name, own.read(name)) for name in own.tensors]
-    commit(LocalGroup(), tmp_path, parts, step=2, seed=5, flags={}, values=own.values | values, keep=2)
+    parts = [TensorBlock.full(name, own.read(name)) for name in own.tensors]
+    write_checkpoint(LocalGroup(), tmp_path, parts, step=2, seed=5, flags={}, values=own.values | values, keep=2)
     assert trainer.resume(tmp_path) == 1
     assert (tmp_path / "step-000000002.damaged").exists()
 

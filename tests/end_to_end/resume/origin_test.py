@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.format import Part, commit
+from tfdist.checkpoint.format import TensorBlock, write_checkpoint
 from tfdist.cli.resume import FIXED_FLAGS, finished_message, origin
 from tfdist.cli.weights import weight_files
 from tfdist.coordination import LocalGroup
@@ -30,8 +30,8 @@ def begun(directory: RunDirectory, *saved: int, flags=FLAGS, launched="") -> Run
 
 
 def save(directory: RunDirectory, step: int, flags=FLAGS) -> None:
-    parts = [Part.full("model/w", np.zeros(3))]
-    commit(LocalGroup(), directory.checkpoints, parts, step=step, seed=0, flags=flags, values={}, keep=9)
+    parts = [TensorBlock.full("model/w", np.zeros(3))]
+    write_checkpoint(LocalGroup(), directory.checkpoints, parts, step=step, seed=0, flags=flags, values={}, keep=9)
 
 
 def paths(directory: RunDirectory, *steps: int) -> list[str]:

@@ -139,13 +139,13 @@ def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
 
 def test_training_goes_on_while_a_checkpoint_is_written(single, tmp_path, monkeypatch):
     written, going = threading.Event(), []
-    commit = replication.commit
+    write = replication.write_checkpoint
 
     def slow(*args, **named):
         assert written.wait(DEADLINE)
-        return commit(*args, **named)
+        return write(*args, **named)
 
-    monkeypatch.setattr(replication, "commit", slow)
+    monkeypatch.setattr(replication, "write_checkpoint", slow)
     fit(
         make_trainer(single), tmp_path, callbacks=[At(STEPS, lambda: (going.append(steps_of(tmp_path)), written.set()))]
     )
@@ -187,7 +187,9 @@ def test_all_ranks_hear_that_a_directory_is_refused(reason, single, tmp_path):
     with members(2) as joined, ThreadPoolExecutor(2) as pool, lock(tmp_path) if in_use else contextlib.nullcontext():
         [said] = set(pool.map(refused, joined))
     received = (
-        f"{tmp_path}, which process {os.getpid()} on " if in_use else "saved at step 0 needs a directory without later"
+        f"{tmp_path}, which process {os.getpid()} on "
+        if in_use
+        else "starts at step 0 needs a checkpoint directory without"
     )
     assert received in said and ("one run at a time" if in_use else "step-000000012") in said
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]
@@ -202,7 +204,7 @@ def test_where_files_cannot_be_locked_a_run_is_warned(single, tmp_path, monkeypa
         fit(make_trainer(single), tmp_path)
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "lock: No locks available. Give another directory. Another run could write there" in warning
+    assert "lock: No locks available. Specify another directory. Another run could write there" in warning
 
 
 def test_what_another_process_alone_cannot_read_is_not_damaged(single, tmp_path, monkeypatch):

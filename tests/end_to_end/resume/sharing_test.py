@@ -14,7 +14,15 @@ from tests.checkpoint.damaging import flip_last
 from tests.coordination.members import members
 from tests.workers import running
 from tfdist.checkpoint import replication
-from tfdist.checkpoint.format import Checkpoint, HostPlacement, Part, commit, copy_holder, newest, shard_bytes
+from tfdist.checkpoint.format import (
+    Checkpoint,
+    HostPlacement,
+    TensorBlock,
+    copy_holder,
+    newest,
+    shard_bytes,
+    write_checkpoint,
+)
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
@@ -29,16 +37,18 @@ class Strategy:
         self.group, self.is_chief = group, group.rank == 0
 
 
-def own(rank: int, step: int) -> list[Part]:
-    return [Part("error", (RANKS * 100, 7), (rank * 100, 0), np.full((100, 7), step + rank, np.float32))]
+def own(rank: int, step: int) -> list[TensorBlock]:
+    return [TensorBlock("error", (RANKS * 100, 7), (rank * 100, 0), np.full((100, 7), step + rank, np.float32))]
 
 
 def write(home: pathlib.Path, folder: str, step: int) -> None:
     def one(group) -> None:
         copies = {rank: shard_bytes(own(rank, step)) for rank in range(RANKS) if copy_holder(rank, HOSTS) == group.rank}
-        replicated = [Part.full("w", np.full(1234, step, np.float64))]
+        replicated = [TensorBlock.full("w", np.full(1234, step, np.float64))]
         place, over = home / f"host{group.rank}" / folder, HostPlacement(HOSTS, replicated, copies)
-        commit(group, place, own(group.rank, step), step=step, seed=0, flags={}, values=step, keep=9, placement=over)
+        write_checkpoint(
+            group, place, own(group.rank, step), step=step, seed=0, flags={}, values=step, keep=9, placement=over
+        )
 
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool:
         list(pool.map(one, joined))
@@ -100,12 +110,15 @@ def test_each_host_gets_what_only_others_have(name: str, tmp_path: pathlib.Path)
                 checkpoint.verify()
                 assert checkpoint.read("error")[::100, 0].tolist() == [step, step + 1, step + 2]
                 assert checkpoint.read("w").tolist() == [step] * 1234
-    assert "Ignoring the commit step-000000030: the hosts of this start do not have all of its files." in outputs[0]
+    assert (
+        "Ignoring the in-memory checkpoint step-000000030: the hosts of this attempt do not have all of its files."
+        in outputs[0]
+    )
 
 
 def test_ranks_that_see_one_directory_are_on_one_host(tmp_path: pathlib.Path) -> None:
     def found(group) -> list[list[int]]:
-        return replication.hosts(group, tmp_path / f"host{group.rank % 2}" / "new")
+        return replication.ranks_by_directory(group, tmp_path / f"host{group.rank % 2}" / "new")
 
     with members(5) as joined, ThreadPoolExecutor(5) as pool:
         for _ in range(2):
@@ -118,7 +131,7 @@ def test_a_directory_that_one_rank_cannot_write_is_named_to_all(tmp_path: pathli
 
     def found(group) -> str:
         with pytest.raises(InputError) as caught:
-            replication.hosts(group, tmp_path / f"host{group.rank}")
+            replication.ranks_by_directory(group, tmp_path / f"host{group.rank}")
         return str(caught.value)
 
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
@@ -151,21 +164,32 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
     monkeypatch.setattr(replication, "can_transfer", lambda strategy: True)
     monkeypatch.setattr(replication, "_write_piece", full)
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool, caplog.at_level(logging.WARNING):
-        found = list(pool.map(lambda g: replication.share(Strategy(g), hosts(tmp_path, "commits")[g.rank]), joined))
+        found = list(
+            pool.map(
+                lambda g: replication.replicate_newest_checkpoint(Strategy(g), hosts(tmp_path, "commits")[g.rank]),
+                joined,
+            )
+        )
     assert found == [[]] * RANKS
     assert [len(newest(host)) for host in hosts(tmp_path, "commits")] == [1, 0, 1]
-    assert "Rank 1 cannot write the commit step-000000030, which the others have: " in caplog.text
+    assert "Rank 1 cannot write the in-memory checkpoint step-000000030: " in caplog.text
 
 
 def test_two_good_commits_of_one_step_are_not_one(tmp_path, monkeypatch) -> None:
     """Each of two hosts has all files of a different commit: neither is used."""
     for rank in range(2):
         same = {"flags": {}, "values": 0, "keep": 9}
-        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.full("w", np.arange(9))], step=20, seed=0, **same)
-        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.full("w", np.full(9, rank))], step=30, seed=0, **same)
+        write_checkpoint(
+            LocalGroup(), tmp_path / f"host{rank}", [TensorBlock.full("w", np.arange(9))], step=20, seed=0, **same
+        )
+        write_checkpoint(
+            LocalGroup(), tmp_path / f"host{rank}", [TensorBlock.full("w", np.full(9, rank))], step=30, seed=0, **same
+        )
     monkeypatch.setattr(replication, "can_transfer", lambda strategy: True)
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda g: replication.share(Strategy(g), tmp_path / f"host{g.rank}"), joined))
+        found = list(
+            pool.map(lambda g: replication.replicate_newest_checkpoint(Strategy(g), tmp_path / f"host{g.rank}"), joined)
+        )
     assert found == [["step-000000020"]] * 2
 
 
@@ -173,10 +197,14 @@ def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path, monkeypatc
     (tmp_path / "host1").write_text("a file")
     monkeypatch.setattr(replication, "can_transfer", lambda strategy: True)
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda g: replication.share(Strategy(g), tmp_path / f"host{g.rank}"), joined))
+        found = list(
+            pool.map(lambda g: replication.replicate_newest_checkpoint(Strategy(g), tmp_path / f"host{g.rank}"), joined)
+        )
     assert found == [[]] * 2
 
 
 def test_a_strategy_without_collectives_between_processes_is_refused(mesh2x2) -> None:
-    with pytest.raises(InputError, match="Received: mesh, which has none between processes. Give a --commit_dir"):
+    with pytest.raises(
+        InputError, match="Received: mesh, which has no collectives between processes. Set --commit_dir"
+    ):
         replication.ByteTransfer(mesh2x2)

@@ -70,9 +70,12 @@ def test_what_cannot_be_written_is_one_warning_and_harms_none_before(single, tmp
     assert steps_of(tmp_path / "memory") == [2, 1]
     for path in newest(tmp_path / "memory"):
         Checkpoint.open(path).verify()
-    [warning] = [record.getMessage() for record in caplog.records if "commit" in record.getMessage()]
-    assert "part of a commit. Received, for step-000000003: rank 0: [Errno 28] No space left on device" in warning
-    assert warning.endswith("The run continues, and tries again at the next commit.")
+    [warning] = [record.getMessage() for record in caplog.records if "in-memory checkpoint" in record.getMessage()]
+    assert (
+        "part of the in-memory checkpoint. Received, for step-000000003: rank 0: [Errno 28] No space left on device"
+        in warning
+    )
+    assert warning.endswith("The run continues, and tries again at the next in-memory checkpoint.")
     full.clear()
     trainer = small(single)
     assert trainer.resume(tmp_path / "disk", tmp_path / "memory") == 2
@@ -92,7 +95,7 @@ def test_a_run_that_is_preempted_has_a_checkpoint_and_keeps_its_commits(single, 
 
 def test_commits_of_another_run_are_in_the_way(single, tmp_path):
     fit(small(single), tmp_path, every="0")
-    with pytest.raises(InputError, match="needs a directory without later checkpoints. .*memory"):
+    with pytest.raises(InputError, match="needs a checkpoint directory without checkpoints of later steps. .*memory"):
         fit(small(single), tmp_path, every="0")
 
 
@@ -101,11 +104,11 @@ def test_commits_of_another_run_are_in_the_way(single, tmp_path):
     [
         (
             {"commit_every": 3},
-            "give commit_every of at least 1 and commit_directory, or neither. Received: commit_every=3",
+            "specify both commit_every (at least 1) and commit_directory, or neither. Received: commit_every=3",
         ),
         ({"commit_directory": "b"}, "Received: commit_every=0, commit_directory='b'"),
         ({"commit_every": -1, "commit_directory": "b"}, "Received: commit_every=-1"),
-        ({"commit_every": 3, "commit_directory": "a/"}, "each removes its own oldest ones. Received for both: a."),
+        ({"commit_every": 3, "commit_directory": "a/"}, "are removed independently. Received for both: a."),
     ],
 )
 def test_what_is_no_place_for_commits(options, message):

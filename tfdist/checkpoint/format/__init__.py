@@ -3,21 +3,21 @@
 `manifest.py` and `shard.py` define the format. This package does not depend on TensorFlow.
 """
 
-from tfdist.checkpoint.format.atomic_write import HostPlacement, commit, copy_holder
+from tfdist.checkpoint.format.atomic_write import HostPlacement, copy_holder, write_checkpoint
 from tfdist.checkpoint.format.directory import (
-    NoLock,
+    LockError,
     checkpoints_at,
     clean_partial,
     damaged_checkpoints,
     lock,
+    mark_damaged,
     newest,
     newest_first,
     remove,
-    set_aside,
     step_of,
 )
 from tfdist.checkpoint.format.reading import Checkpoint, LocalFiles, first_readable_checkpoint
-from tfdist.checkpoint.format.shard import Part, shard_bytes, write_shard
+from tfdist.checkpoint.format.shard import TensorBlock, shard_bytes, write_shard
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 
 __all__ = [
@@ -25,19 +25,19 @@ __all__ = [
     "CheckpointError",
     "CorruptCheckpointError",
     "LocalFiles",
-    "NoLock",
-    "Part",
+    "LockError",
+    "TensorBlock",
     "HostPlacement",
     "checkpoints_at",
     "clean_partial",
-    "commit",
+    "write_checkpoint",
     "copy_holder",
     "first_readable_checkpoint",
     "lock",
     "newest",
     "newest_first",
     "remove",
-    "set_aside",
+    "mark_damaged",
     "damaged_checkpoints",
     "shard_bytes",
     "step_of",

@@ -1,10 +1,10 @@
-"""The directory of a run's checkpoints, its lock, and its cleanup after killed processes.
+"""Manages the directory of a run's checkpoints: finds, publishes and removes checkpoints, and locks the directory.
 
 step-000000120            a complete checkpoint, renamed after it was durable
 .step-000000120.partial   a checkpoint that is being written
 .step-000000120.replaced  the previous checkpoint of the same step, until the new one has been renamed
 .step-000000120.pruned    an old checkpoint that is being removed
-step-000000120.damaged    a checkpoint that was set aside
+step-000000120.damaged    a checkpoint that was found to be damaged
 
 A removal may fail: on NFS, a directory is not empty while a process reads a file that was in it. The next write retries.
 """
@@ -24,7 +24,7 @@ from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _COMPLETE_NAME = re.compile(r"step-([0-9]{9,18})")
 _DAMAGED_NAME = re.compile(r"step-.*\.damaged.*")
-NAME = "lock"
+LOCK_NAME = "lock"
 _REMNANT_NAME = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
 
 _log = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ def partial_path(directory: StoragePath, step: int) -> StoragePath:
 
 
 def newest(directory: AnyPath) -> list[StoragePath]:
-    """Returns the complete checkpoints by decreasing step; an empty list if the directory is missing.
+    """Returns the complete checkpoints by decreasing step; an empty list if the directory does not exist.
 
-    They may be corrupted, which `Checkpoint.open` and reading detect.
+    They may be corrupted; `Checkpoint.open` and reading them detect this.
     """
-    checkpoints = [(int(match[1]), path) for path, match in _matches(path_of(directory), _COMPLETE_NAME)]
+    checkpoints = [(int(match[1]), path) for path, match in _find_matches(path_of(directory), _COMPLETE_NAME)]
     return [path for _, path in sorted(checkpoints, key=lambda item: (item[0], item[1].name), reverse=True)]
 
 
@@ -60,7 +60,7 @@ def newest_first(durable: Iterable[StoragePath], commits: Iterable[StoragePath])
 
 
 def checkpoints_at(path: AnyPath) -> list[StoragePath]:
-    """Returns the checkpoints at a path, newest first: the path itself, or those in it or in its run."""
+    """Returns the checkpoints at a path, newest first: the path itself, or the checkpoints in it or in its run."""
     directory = path_of(path)
     run_checkpoints = directory / "checkpoints"
     if _COMPLETE_NAME.fullmatch(directory.name) and not storage_of(run_checkpoints).exists(run_checkpoints):
@@ -68,18 +68,14 @@ def checkpoints_at(path: AnyPath) -> list[StoragePath]:
     return newest(directory) or newest(run_checkpoints)
 
 
-def set_aside(path: AnyPath) -> StoragePath:
-    """Renames a checkpoint so that `newest` does not find it; returns its new path.
-
-    Raises:
-      OSError: it cannot be renamed.
-    """
+def mark_damaged(path: AnyPath) -> StoragePath:
+    """Renames a damaged checkpoint, so that `newest` does not find it; returns its new path. Raises `OSError` on failure."""
     checkpoint = path_of(path)
     return _rename(checkpoint, f"{checkpoint.name}.damaged")
 
 
 def _rename(path: StoragePath, name: str) -> StoragePath:
-    """Renames a directory; appends a number if the name exists."""
+    """Renames a directory; appends a number if the new name exists."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     storage = storage_of(path)
     target = next(new_path for candidate in names if not storage.exists(new_path := path.with_name(candidate)))
@@ -88,19 +84,19 @@ def _rename(path: StoragePath, name: str) -> StoragePath:
 
 
 def damaged_checkpoints(*directories: StoragePath) -> list[StoragePath]:
-    """Returns the checkpoints that `set_aside` has renamed in the directories."""
-    return sorted(path for home in directories for path, _ in _matches(home, _DAMAGED_NAME))
+    """Returns the checkpoints that `mark_damaged` has renamed in the directories."""
+    return sorted(path for home in directories for path, _ in _find_matches(home, _DAMAGED_NAME))
 
 
 def clean_partial(directory: AnyPath) -> None:
-    """Removes the remains of killed processes; no process may be writing to the directory.
+    """Removes what killed processes left behind; no process may be writing to the directory.
 
     Logs a warning if a removal fails.
 
     Raises:
       OSError: the directory cannot be read, or the last checkpoint cannot be renamed back.
     """
-    for path, match in _matches(path_of(directory), _REMNANT_NAME):
+    for path, match in _find_matches(path_of(directory), _REMNANT_NAME):
         complete_path = path.with_name(match[1])
         storage = storage_of(path)
         if match[2] == "replaced" and not storage.exists(complete_path):
@@ -109,18 +105,18 @@ def clean_partial(directory: AnyPath) -> None:
             _discard(path)
 
 
-@functools.cache  # removal is retried with each checkpoint
-def _warn(path: StoragePath, reason: str) -> None:
+@functools.cache  # warns once, although removal is retried with each checkpoint
+def _warn_about_removal(path: StoragePath, reason: str) -> None:
     _log.warning("%s could not be removed (%s). Its removal will be retried later.", path, reason)
 
 
 def make_partial(directory: StoragePath, step: int) -> StoragePath:
-    """Creates an empty directory to write a step's checkpoint, and removes the remains of killed processes."""
+    """Creates an empty directory for writing a step's checkpoint, and removes what killed processes left behind."""
     storage = storage_of(directory)
     storage.make_directory(directory)
     clean_partial(directory)
     path = partial_path(directory, step)
-    if storage.is_directory(path):  # could not be removed
+    if storage.is_directory(path):  # an earlier partial checkpoint that could not be removed
         _rename(path, _pruned_name(directory / checkpoint_name(step)))
     storage.make_directory(path, is_new=True)
     return path
@@ -136,7 +132,7 @@ def publish(source: StoragePath, final: StoragePath) -> None:
     previous_path = final.with_name(f".{final.name}.replaced")
     has_previous = storage.exists(final)
     if has_previous:
-        if storage.exists(previous_path):  # could not be removed
+        if storage.exists(previous_path):  # an earlier one that could not be removed
             _rename(previous_path, _pruned_name(final))
         storage.rename(final, previous_path)
     try:
@@ -151,9 +147,9 @@ def publish(source: StoragePath, final: StoragePath) -> None:
 
 
 def prune(directory: StoragePath, keep: int, latest: StoragePath, keep_steps: Collection[int] = ()) -> None:
-    """Removes all but the `keep` newest checkpoints, the one just written, `latest`, and those of `keep_steps`.
+    """Removes all checkpoints except the `keep` newest ones, `latest` (just written), and the checkpoints of `keep_steps`.
 
-    Logs a warning about those that cannot be removed.
+    Logs a warning if a checkpoint cannot be removed.
     """
     for path in newest(directory)[keep:]:
         if path != latest and step_of(path) not in keep_steps:
@@ -170,15 +166,15 @@ def _pruned_name(checkpoint: StoragePath) -> str:
 
 
 def _discard(path: StoragePath, is_complete: bool = False) -> None:
-    """Removes a directory, a complete checkpoint under another name; an error becomes a warning, logged once per directory."""
+    """Removes a directory, after renaming it if it is a complete checkpoint; logs a warning, once, if that fails."""
     try:
         path = _rename(path, _pruned_name(path)) if is_complete else path
         storage_of(path).remove_directory(path)
     except OSError as error:
-        _warn(path, error.strerror or str(error))
+        _warn_about_removal(path, error.strerror or str(error))
 
 
-def _matches(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[tuple[StoragePath, re.Match[str]]]:
+def _find_matches(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[tuple[StoragePath, re.Match[str]]]:
     """Yields the directories in a directory whose names match a pattern."""
     storage = storage_of(directory)
     if storage.is_directory(directory):
@@ -188,26 +184,26 @@ def _matches(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[tuple
                 yield directory / entry.name, match
 
 
-class NoLock(InputError):
-    """The directory cannot be locked, whether or not it is in use."""
+class LockError(InputError):
+    """Raised if a directory cannot be locked for another reason than that another process has locked it."""
 
 
 @contextlib.contextmanager
-def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclusive: bool = True) -> Iterator[None]:
-    """Locks a directory against other processes on all hosts that share it, until the context exits or the process ends.
+def lock(directory: AnyPath, remedy: str = "use another --output_dir", *, exclusive: bool = True) -> Iterator[None]:
+    """Locks a directory against other processes, on all hosts that share it, until the context exits or the process ends.
 
     The lock file describes this process, for information only.
 
     Args:
       directory: existing directory of a run, or of its checkpoints.
-      remedy: remedy for a locked directory, as the end of a sentence.
-      exclusive: False only writes the description, where locks are not supported.
+      remedy: remedy if the directory cannot be locked, as the end of a sentence.
+      exclusive: False only writes the description, for directories without support for locks.
 
     Raises:
       InputError: another process holds the lock.
-      NoLock: the directory cannot be locked.
+      LockError: the directory cannot be locked.
     """
-    path = path_of(directory) / NAME
+    path = path_of(directory) / LOCK_NAME
     start_time = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
     owner = f"process {os.getpid()} on {socket.gethostname()} since {start_time}\n".encode()
     with contextlib.ExitStack() as stack:
@@ -217,10 +213,10 @@ def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclu
             holder = " ".join(storage_of(path).read(path).decode(errors="replace").split())
             raise InputError(
                 f"Only one run at a time can write to a directory. Received: {path.parent}, which "
-                f"{holder or 'another process'} is using. Wait for it, end it, or {remedy}."
+                f"{holder or 'another process'} is using. Wait until it ends, stop it, or {remedy}."
             ) from error
         except OSError as error:
-            raise NoLock(
+            raise LockError(
                 f"The directory of a run must support file locks. Received: {path}: {error.strerror}. "
                 f"{remedy[0].upper()}{remedy[1:]}."
             ) from error

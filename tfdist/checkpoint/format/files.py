@@ -1,7 +1,7 @@
 """Reads and writes the files of a checkpoint while computing their hashes.
 
-A block is hashed in pieces of fixed size, each with its own SHA-256, so that several threads share a large tensor. Hashing,
-reading and writing release the GIL, so training continues meanwhile.
+A block is hashed in pieces of fixed size, each with its own SHA-256, so that several threads can process a large tensor.
+Hashing, reading and writing release the GIL, so training continues in the meantime.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ _DAMAGE = {
     errno.ENOENT: "it is missing",
     errno.ELOOP: "it is a link",
     errno.EFBIG: "it is too large",
-    # A bad sector, or a wrong checksum of the file system; over a network, it may be temporary.
+    # A bad sector, or a wrong checksum in the file system; on a network file system, the error may be temporary.
     errno.EIO: "the disk cannot read it; if it becomes readable again, rename it back",
 }
-CODES = {  # names of dtypes in safetensors
+SAFETENSORS_DTYPES = {  # names of dtypes in safetensors files
     "bool": "BOOL",
     "int8": "I8",
     "int16": "I16",
@@ -44,9 +44,9 @@ CODES = {  # names of dtypes in safetensors
     "complex64": "C64",
 }
 # Little-endian, as in safetensors. NumPy does not know the names of ml_dtypes until it is imported.
-DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name in CODES}
-PIECE = 4 << 20  # bytes of a block with one hash; part of the format
-CHUNK = 1 << 18  # bytes hashed and written at a time, while they are in the processor's cache
+DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name in SAFETENSORS_DTYPES}
+PIECE_BYTES = 4 << 20  # number of bytes with one hash; part of the format
+CHUNK_BYTES = 1 << 18  # number of bytes hashed and written at a time, while they are in the processor's cache
 
 
 def write(path: StoragePath, data: bytes | memoryview) -> None:
@@ -60,8 +60,8 @@ def open_file(path: StoragePath) -> Iterator[StoredFile]:
     """Yields a regular file for reading; rejects links, devices and pipes.
 
     Raises:
-      CorruptCheckpointError: the file is missing or not a regular one, or cannot be read from the disk.
-      CheckpointError: the system refuses to open or read it, although its contents may be intact.
+      CorruptCheckpointError: the file is missing or not a regular file, or cannot be read from the disk.
+      CheckpointError: the system refuses to open or read the file, although its contents may be intact.
     """
     with _translate_errors(path), storage_of(path).open(path) as file:
         yield file
@@ -72,7 +72,7 @@ def _translate_errors(path: StoragePath) -> Iterator[None]:
     try:
         yield
     except NotRegularFile as error:
-        raise CorruptCheckpointError(path, "it is not a file") from error
+        raise CorruptCheckpointError(path, "it is not a regular file") from error
     except OSError as error:
         if error.errno in _DAMAGE:
             raise CorruptCheckpointError(path, _DAMAGE[error.errno]) from error
@@ -88,44 +88,44 @@ def read(path: StoragePath) -> bytes:
         return storage_of(path).read(path)
 
 
-def is_known(dtype: np.dtype) -> bool:
-    """Returns whether arrays of a dtype can be stored, which excludes those with the other byte order."""
+def is_supported_dtype(dtype: np.dtype) -> bool:
+    """Returns whether arrays of a dtype can be stored; the byte order must be little-endian."""
     return DTYPES.get(dtype.name) == dtype
 
 
 class Piece(NamedTuple):
-    """A range of a file with one hash."""
+    """A range of a file with its own hash."""
 
-    position: int  # position in the file
-    size: int  # number of bytes, at most `PIECE`
+    position: int  # position in the file, in bytes
+    size: int  # number of bytes, at most `PIECE_BYTES`
     memory: memoryview | None  # source or destination of the bytes; None to discard them
 
 
 def pieces(position: int, size: int, values: np.ndarray | None = None) -> list[Piece]:
-    """Splits a block of a file into pieces; `values` is the block, C-contiguous, or None if it is not in memory."""
-    memory = None if values is None else values.reshape(-1).view(np.uint8).data
+    """Splits a block of a file into pieces; `values` is the C-contiguous block, or None to verify it only."""
+    data = None if values is None else values.reshape(-1).view(np.uint8).data
     return [
-        Piece(position + start, min(PIECE, size - start), None if memory is None else memory[start : start + PIECE])
-        for start in range(0, size, PIECE)
+        Piece(
+            position + start,
+            min(PIECE_BYTES, size - start),
+            None if data is None else data[start : start + PIECE_BYTES],
+        )
+        for start in range(0, size, PIECE_BYTES)
     ]
 
 
 def piece_count(size: int) -> int:
     """Returns the number of pieces of a block of `size` bytes."""
-    return -(-size // PIECE)
+    return -(-size // PIECE_BYTES)
 
 
 def write_hashed(file: NewFile, file_pieces: Sequence[Piece], threads: int) -> list[str]:
-    """Writes pieces of a file, until one fails; returns the SHA-256 of each in hexadecimal."""
+    """Writes pieces of a file until one fails; returns the SHA-256 of each piece in hexadecimal."""
     return _map(threads, functools.partial(_write, file), file_pieces)
 
 
 def read_hashed(file: StoredFile, file_pieces: Sequence[Piece], threads: int) -> list[str]:
-    """Reads pieces of a file, into their memory if given; returns the SHA-256 of each in hexadecimal.
-
-    Raises:
-      EOFError: the file is too short.
-    """
+    """Reads pieces of a file; returns the SHA-256 of each in hexadecimal. Raises `EOFError` if the file is too short."""
     return _map(threads, functools.partial(_read, file), file_pieces)
 
 
@@ -139,11 +139,11 @@ def _map(threads: int, work: Callable[[Piece], str], file_pieces: Sequence[Piece
 def _write(file: NewFile, piece: Piece) -> str:
     assert piece.memory is not None
     digest = hashlib.sha256()
-    for begin in range(0, piece.size, CHUNK):
-        chunk = piece.memory[begin : begin + CHUNK]
+    for begin in range(0, piece.size, CHUNK_BYTES):
+        chunk = piece.memory[begin : begin + CHUNK_BYTES]
         digest.update(chunk)
         file.write(chunk, piece.position + begin)
-    if piece.size == PIECE:
+    if piece.size == PIECE_BYTES:
         # Starts the writeback while the next piece is hashed.
         file.on_range_written(piece.position, piece.size)
     return digest.hexdigest()
@@ -151,10 +151,10 @@ def _write(file: NewFile, piece: Piece) -> str:
 
 def _read(file: StoredFile, piece: Piece) -> str:
     digest = hashlib.sha256()
-    scratch = memoryview(bytearray(min(CHUNK, piece.size) if piece.memory is None else 0))
+    scratch = memoryview(bytearray(min(CHUNK_BYTES, piece.size) if piece.memory is None else 0))
     position = 0
     while position < piece.size:
-        size = min(CHUNK, piece.size - position)
+        size = min(CHUNK_BYTES, piece.size - position)
         buffer = scratch[:size] if piece.memory is None else piece.memory[position : position + size]
         count = file.read_into(buffer, piece.position + position)
         if not count:

@@ -1,6 +1,7 @@
-"""`manifest.json`: the contents of a checkpoint except the bytes of its tensors.
+"""Reads and writes `manifest.json`: the contents of a checkpoint except the bytes of its tensors.
 
-The file is canonical JSON that includes its own SHA-256. This, and the meaning of `version`, holds for all versions.
+The file is canonical JSON that includes its own SHA-256. Both this and the meaning of `version` are the same in all versions
+of the format.
 """
 
 import dataclasses
@@ -15,12 +16,12 @@ from tfdist.errors import CorruptCheckpointError, InputError
 from tfdist.storage import StoragePath
 
 VERSION = 1
-NAME = "manifest.json"
+FILE_NAME = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest(Index):
-    """Contents of a manifest: an index and more values."""
+    """Contents of a manifest: an index of the tensors, and further values of the run."""
 
     step: int  # number of completed updates
     seed: int  # seed of the run
@@ -29,29 +30,29 @@ class Manifest(Index):
     version: int = VERSION  # version of the format
 
 
-def seal(content: Mapping[str, Json]) -> bytes:
+def dump_with_hash(content: Mapping[str, Json]) -> bytes:
     """Returns canonical JSON of a mapping, including its own SHA-256.
 
     Raises:
-      ValueError, TypeError: a value cannot be represented in JSON: inf, nan, an array.
+      ValueError, TypeError: a value, such as inf, nan or an array, cannot be represented in JSON.
     """
     return _canonical({**content, "sha256": hashlib.sha256(_canonical(content)).hexdigest()})
 
 
-def unseal(data: bytes) -> dict[str, Any]:
-    """Returns the mapping that was passed to `seal`.
+def load_with_hash(data: bytes) -> dict[str, Any]:
+    """Returns the mapping that was passed to `dump_with_hash`.
 
     Raises:
-      ValueError: the bytes are not a result of `seal`.
+      ValueError: the bytes are not a result of `dump_with_hash`.
     """
     try:
         content = json.loads(data)
         digest = content.pop("sha256")
-        is_intact = isinstance(digest, str) and seal(content) == data
+        is_intact = isinstance(digest, str) and dump_with_hash(content) == data
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         is_intact = False
     if not is_intact:
-        raise ValueError("its content does not match its own hash")
+        raise ValueError("its contents do not match its own hash")
     return content
 
 
@@ -63,39 +64,39 @@ def dump(manifest: Manifest) -> bytes:
     """Returns the bytes of `manifest.json`, which `load` accepts.
 
     Raises:
-      ValueError, TypeError: flags or values are not JSON, the parts do not tile their tensors, or `load` would fail
+      ValueError, TypeError: flags or values are not JSON, the blocks do not tile their tensors, or `load` would fail
         for another reason.
     """
-    data = seal(dataclasses.asdict(manifest))
-    _parse(unseal(data))
+    data = dump_with_hash(dataclasses.asdict(manifest))
+    _parse(load_with_hash(data))
     return data
 
 
 def load(path: StoragePath, data: bytes) -> Manifest:
-    """Parses the contents of `manifest.json`, whose path is for messages.
+    """Parses the contents of `manifest.json`; `path` is used only in error messages.
 
     Raises:
-      CorruptCheckpointError: the bytes are not a result of `dump`.
+      CorruptCheckpointError: `data` is not a result of `dump`.
       InputError: the format has a newer version.
     """
     try:
-        content = unseal(data)
+        content = load_with_hash(data)
         version = content.get("version")
         if type(version) is not int or version <= VERSION:
             return _parse(content)
     except ValueError as error:
         raise CorruptCheckpointError(path, str(error)) from error
     raise InputError(
-        f"A checkpoint must have a format that this version of tfdist reads, {VERSION}. "
-        f"Received: {path} with format {version}. Use the version of tfdist that wrote it, or a newer one."
+        f"This version of tfdist reads checkpoints up to format version {VERSION}. Received: {path}, with format version "
+        f"{version}. Use the version of tfdist that wrote it, or a newer version."
     )
 
 
 def _parse(content: dict[str, Any]) -> Manifest:
     manifest: Manifest = parse(Manifest, content, "the manifest")
     if manifest.version != VERSION:
-        raise ValueError(f"there is no version {manifest.version}")
+        raise ValueError(f"format version {manifest.version} does not exist")
     if not 0 <= manifest.step < 2**63:
-        raise ValueError(f"step is {manifest.step}")
+        raise ValueError(f"step is {manifest.step}, which is out of range")
     check(manifest)
     return manifest

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist.checkpoint.format import files, manifest, shard
-from tfdist.checkpoint.format.entries import PartEntry, TensorEntry
+from tfdist.checkpoint.format.entries import BlockEntry, TensorEntry
 from tfdist.coordination import Json
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import AnyPath, StoragePath, path_of
@@ -19,10 +19,10 @@ from tfdist.storage import AnyPath, StoragePath, path_of
 _MAX_THREADS = 8
 
 
-class _Block(NamedTuple):
-    """A block to be read into `destination`, an array of its shape, or only to be verified if that is None."""
+class _BlockRead(NamedTuple):
+    """A stored block to read into `destination`, an array of its shape, or only to verify if `destination` is None."""
 
-    part: PartEntry
+    part: BlockEntry
     size: int
     destination: np.ndarray | None
 
@@ -31,15 +31,15 @@ class LocalFiles(NamedTuple):
     """The files of a checkpoint in one directory."""
 
     manifest_hash: str  # SHA-256 of the manifest's bytes, in hexadecimal
-    sizes: dict[str, int]  # size in bytes of all files of the checkpoint, by name; the manifest is the last
+    sizes: dict[str, int]  # size in bytes of each file of the checkpoint, by name; the manifest is the last entry
     intact_names: list[str]  # names of the files that exist and are intact
 
 
 class Checkpoint:
-    """A checkpoint on disk, created by `Checkpoint.open`, without open files.
+    """A checkpoint on disk, which keeps no file open; create one with `Checkpoint.open`.
 
     Attributes:
-      path: its directory.
+      path: directory of the checkpoint.
       step: number of completed updates.
       seed: seed of the run.
       flags: resolved flags of the run by name.
@@ -55,7 +55,7 @@ class Checkpoint:
         self.values: Json = content.values
         self.tensors: Mapping[str, TensorEntry] = content.tensors
         self._plans = plans
-        self._verified_blocks: set[tuple[str, str]] = set()  # file and key
+        self._verified_blocks: set[tuple[str, str]] = set()  # file and key of each verified block
         self._threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
 
     @classmethod
@@ -65,43 +65,43 @@ class Checkpoint:
         Raises:
           CorruptCheckpointError: the checkpoint is corrupted.
           InputError: its format is newer than this version of tfdist.
-          CheckpointError: it cannot be read.
+          CheckpointError: the checkpoint cannot be read.
         """
         directory = path_of(path)
-        checkpoint = cls._parse(directory, files.read(directory / manifest.NAME))
+        checkpoint = cls._parse(directory, files.read(directory / manifest.FILE_NAME))
         for name, plan in checkpoint._plans.items():
             _check_shard(checkpoint.path / name, plan)
         return checkpoint
 
     @classmethod
     def _parse(cls, directory: StoragePath, data: bytes) -> "Checkpoint":
-        file = directory / manifest.NAME
+        file = directory / manifest.FILE_NAME
         content = manifest.load(file, data)
         plans = shard.plans(content)
         for name, size in content.shards.items():
             if size != plans[name].size:
-                raise CorruptCheckpointError(file, f"{name} cannot have {size} bytes")
+                raise CorruptCheckpointError(file, f"{name} has {size} bytes instead of {plans[name].size}")
         return cls(directory, content, plans)
 
     @classmethod
     def local_files(cls, path: AnyPath) -> LocalFiles:
-        """Returns the files in the directory of a checkpoint, which may be incomplete, after reading every byte.
+        """Returns the files in a checkpoint's directory, which may be incomplete, after verifying every byte.
 
         Raises:
-          CorruptCheckpointError, InputError, CheckpointError: the manifest cannot be read, see `open`.
+          CorruptCheckpointError, InputError, CheckpointError: the manifest cannot be read; see `open`.
         """
         directory = path_of(path)
-        data = files.read(directory / manifest.NAME)
+        data = files.read(directory / manifest.FILE_NAME)
         checkpoint = cls._parse(directory, data)
         sizes = {name: plan.size for name, plan in checkpoint._plans.items()}
         intact = [name for name in sizes if checkpoint._is_intact(name)]
         digest = hashlib.sha256(data).hexdigest()
-        return LocalFiles(digest, {**sizes, manifest.NAME: len(data)}, [*intact, manifest.NAME])
+        return LocalFiles(digest, {**sizes, manifest.FILE_NAME: len(data)}, [*intact, manifest.FILE_NAME])
 
     def _is_intact(self, name: str) -> bool:
         try:
             _check_shard(self.path / name, self._plans[name])
-            self._check_blocks([block for block in self._blocks() if block.part.file == name])
+            self._read_blocks([block for block in self._blocks() if block.part.file == name])
         except CheckpointError:
             return False
         return True
@@ -110,29 +110,31 @@ class Checkpoint:
         """Returns a complete tensor.
 
         Raises:
-          CorruptCheckpointError: it is corrupted.
-          CheckpointError: it cannot be read.
+          CorruptCheckpointError: the tensor is corrupted.
+          CheckpointError: the tensor cannot be read.
         """
         shape = self.tensors[name].shape
         return self.read_block(name, (0,) * len(shape), shape)
 
     def read_block(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """Returns a block of a tensor, whose offset is in elements along each axis; reads all stored blocks that overlap it.
+        """Returns a block of a tensor; `offset` is in elements along each axis. Reads all stored blocks that overlap it.
 
         Raises:
-          CorruptCheckpointError: one of the stored blocks is corrupted.
-          CheckpointError: it cannot be read.
+          CorruptCheckpointError: a stored block is corrupted.
+          CheckpointError: a stored block cannot be read.
         """
         tensor = self.tensors[name]
         tensor_shape = tensor.shape
         fits = (0 <= begin <= begin + n <= end for begin, n, end in zip(offset, shape, tensor_shape, strict=False))
         if not len(offset) == len(shape) == len(tensor_shape) or not all(fits):
-            raise ValueError(f"A block of {name} must be inside it. Received: {shape} at {offset} of {tensor_shape}.")
+            raise ValueError(
+                f"A block of {name} must be inside the tensor. Received: {shape} at {offset} of {tensor_shape}."
+            )
         values = np.empty(tuple(shape), tensor.numpy_dtype)
-        blocks: list[_Block] = []
+        blocks: list[_BlockRead] = []
         copies: list[tuple[np.ndarray, np.ndarray]] = []
         for part in tensor.parts:
-            axes = zip(part.offset, part.shape, offset, shape, strict=True)  # of the stored block and of the read one
+            axes = zip(part.offset, part.shape, offset, shape, strict=True)  # of the stored and of the requested block
             overlap = [(max(p, b), min(p + p_size, b + b_size)) for p, p_size, b, b_size in axes]
             if any(end <= begin for begin, end in overlap):
                 continue
@@ -140,28 +142,30 @@ class Checkpoint:
             if target.shape != part.shape or not target.flags.c_contiguous:
                 destination = np.empty(part.shape, tensor.numpy_dtype)
                 copies.append((target, destination[_slices(overlap, part.offset)]))
-            blocks.append(_Block(part, tensor.size_of(part), destination))
-        self._check_blocks(blocks)
+            blocks.append(_BlockRead(part, tensor.size_of(part), destination))
+        self._read_blocks(blocks)
         for target, source in copies:
             target[...] = source
         return values
 
     def verify(self) -> None:
-        """Verifies the bytes of all tensors that have not been read, in constant memory; see `read` for errors."""
+        """Verifies the bytes of all blocks that have not been read, in constant memory; see `read` for errors."""
         verified = self._verified_blocks
-        self._check_blocks([block for block in self._blocks() if (block.part.file, block.part.key) not in verified])
+        self._read_blocks([block for block in self._blocks() if (block.part.file, block.part.key) not in verified])
 
-    def _blocks(self) -> list[_Block]:
-        return [_Block(part, tensor.size_of(part), None) for tensor in self.tensors.values() for part in tensor.parts]
+    def _blocks(self) -> list[_BlockRead]:
+        return [
+            _BlockRead(part, tensor.size_of(part), None) for tensor in self.tensors.values() for part in tensor.parts
+        ]
 
-    def _check_blocks(self, blocks: Sequence[_Block]) -> None:
-        blocks_by_file: dict[str, list[_Block]] = defaultdict(list)
+    def _read_blocks(self, blocks: Sequence[_BlockRead]) -> None:
+        blocks_by_file: dict[str, list[_BlockRead]] = defaultdict(list)
         for block in blocks:
             blocks_by_file[block.part.file].append(block)
         for file in sorted(blocks_by_file):
-            self._check_file(file, blocks_by_file[file])
+            self._read_blocks_of_file(file, blocks_by_file[file])
 
-    def _check_file(self, file: str, blocks: Sequence[_Block]) -> None:
+    def _read_blocks_of_file(self, file: str, blocks: Sequence[_BlockRead]) -> None:
         path, positions = self.path / file, self._plans[file].positions
         with files.open_file(path) as stored_file:
             pieces = [x for b in blocks for x in files.pieces(positions[b.part.key], b.size, b.destination)]
@@ -171,20 +175,20 @@ class Checkpoint:
                 raise CorruptCheckpointError(path, "it is too short") from error
         for block in blocks:
             if tuple(itertools.islice(hashes, len(block.part.sha256))) != block.part.sha256:
-                raise CorruptCheckpointError(path, f"{block.part.key} is not what was written")
+                raise CorruptCheckpointError(path, f"the hash of {block.part.key} does not match")
             self._verified_blocks.add((file, block.part.key))
 
 
 def _check_shard(path: StoragePath, plan: shard.ShardPlan) -> None:
     with files.open_file(path) as file:
         if file.size != plan.size:
-            raise CorruptCheckpointError(path, f"it has {file.size} bytes, not {plan.size}")
+            raise CorruptCheckpointError(path, f"it has {file.size} bytes instead of {plan.size}")
         if file.read(len(plan.header)) != plan.header:
-            raise CorruptCheckpointError(path, "its header is not what was written")
+            raise CorruptCheckpointError(path, "its header does not match the manifest")
 
 
 def _slices(ranges: Sequence[tuple[int, int]], offset: Sequence[int]) -> tuple[Any, ...]:
-    """Returns the index of ranges in an array that begins at `offset`; selects a view even of a scalar."""
+    """Returns the index that selects ranges of an array that begins at `offset`, as a view even for a scalar."""
     return (..., *(slice(begin - origin, end - origin) for (begin, end), origin in zip(ranges, offset, strict=True)))
 
 
@@ -192,7 +196,7 @@ def first_readable_checkpoint(paths: Sequence[StoragePath]) -> Checkpoint:
     """Returns the first checkpoint whose manifest can be read; `paths` must not be empty.
 
     Raises:
-      CorruptCheckpointError: none can be read; the error is that of the last one.
+      CorruptCheckpointError: no manifest can be read; the error is that of the last checkpoint.
     """
     for path in paths[:-1]:
         with contextlib.suppress(CorruptCheckpointError):

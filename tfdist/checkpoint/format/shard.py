@@ -14,34 +14,34 @@ from typing import NamedTuple
 import numpy as np
 
 from tfdist.checkpoint.format import files
-from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, merge_indices
+from tfdist.checkpoint.format.entries import BlockEntry, Index, TensorEntry, merge_indices
 from tfdist.storage import StoragePath, storage_of
 
-THREADS = 2  # for hashing and writing during training
+THREADS = 2  # number of threads that hash and write, while training uses the other cores
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class TensorBlock:
     """A block of one tensor in one process. The blocks of all processes tile the tensor."""
 
     name: str  # name of the tensor, unique in the checkpoint
     shape: tuple[int, ...]  # shape of the complete tensor
     offset: tuple[int, ...]  # start of the block, in elements along each axis
-    values: np.ndarray  # the block, C-contiguous, with a dtype of `files.DTYPES`. Must not be modified afterwards.
+    values: np.ndarray  # elements of the block, C-contiguous, with a dtype of `files.DTYPES`; must not be modified
 
     @classmethod
-    def full(cls, name: str, values: np.ndarray) -> "Part":
+    def full(cls, name: str, values: np.ndarray) -> "TensorBlock":
         """Returns a complete tensor as a single block."""
         return cls(name, values.shape, (0,) * values.ndim, values)
 
     def __post_init__(self) -> None:
-        if not files.is_known(self.values.dtype):
+        if not files.is_supported_dtype(self.values.dtype):
             dtype_names = ", ".join(files.DTYPES)
-            raise ValueError(f"{self.name} must have one of the types {dtype_names}. Received: {self.values.dtype!r}.")
+            raise ValueError(f"{self.name} must have one of the dtypes {dtype_names}. Received: {self.values.dtype!r}.")
 
     @property
     def key(self) -> str:
-        """Name of the block in its shard: that of the tensor, with the slices if it is not complete."""
+        """Name of the block in its shard: the tensor's name, followed by the slices if the block is not the complete tensor."""
         if self.values.shape == self.shape:
             return self.name
         ends = zip(self.offset, self.values.shape, strict=True)
@@ -51,12 +51,12 @@ class Part:
 class ShardPlan(NamedTuple):
     """The layout of one shard."""
 
-    header: bytes  # first bytes of the file
-    positions: Mapping[str, int]  # positions of the blocks in the file, by key
+    header: bytes  # length and JSON header, the first bytes of the file
+    positions: Mapping[str, int]  # position of each block in the file in bytes, by key
     size: int  # size of the file in bytes
 
 
-class _Block(NamedTuple):
+class _BlockSpec(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     size: int
@@ -68,19 +68,19 @@ def shard_name(rank: int) -> str:
 
 
 def plans(index: Index) -> dict[str, ShardPlan]:
-    """Returns the layout of each shard of an index, given that `entries.check` accepts it."""
-    blocks: dict[str, dict[str, _Block]] = defaultdict(dict)
+    """Returns the layout of each shard of an index that `entries.check` accepts."""
+    blocks: dict[str, dict[str, _BlockSpec]] = defaultdict(dict)
     for tensor, part in index.blocks():
-        blocks[part.file][part.key] = _Block(tensor.dtype, part.shape, tensor.size_of(part))
+        blocks[part.file][part.key] = _BlockSpec(tensor.dtype, part.shape, tensor.size_of(part))
     return {file: _plan(file_blocks) for file, file_blocks in blocks.items()}
 
 
-def _plan(blocks: Mapping[str, _Block]) -> ShardPlan:
+def _plan(blocks: Mapping[str, _BlockSpec]) -> ShardPlan:
     header, starts, end = {}, {}, 0
     for key in sorted(blocks, key=lambda key: (-files.DTYPES[blocks[key].dtype].itemsize, key)):
         dtype, shape, size = blocks[key]
         starts[key], end = end, end + size
-        header[key] = {"dtype": files.CODES[dtype], "shape": shape, "data_offsets": (starts[key], end)}
+        header[key] = {"dtype": files.SAFETENSORS_DTYPES[dtype], "shape": shape, "data_offsets": (starts[key], end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     data_start = 8 + len(text)
@@ -88,17 +88,13 @@ def _plan(blocks: Mapping[str, _Block]) -> ShardPlan:
     return ShardPlan(len(text).to_bytes(8, "little") + text, positions, data_start + end)
 
 
-def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Index:
-    """Writes the blocks of one process to disk, if it has any; returns the index of the shard.
-
-    Raises:
-      ValueError: two blocks have the same key.
-    """
+def write_shard(directory: StoragePath, rank: int, parts: Sequence[TensorBlock]) -> Index:
+    """Writes a shard with the blocks of one process, if it has any; returns its index. The blocks' keys must be unique."""
     if not parts:
         return Index({}, {})
     keys = [part.key for part in parts]
     if len(set(keys)) < len(keys):
-        raise ValueError(f"Parts must have unique keys. Received twice: {max(keys, key=keys.count)}.")
+        raise ValueError(f"Blocks must have unique keys. Received twice: {max(keys, key=keys.count)}.")
     file, plan = shard_name(rank), _plan(_blocks(parts))
     sorted_parts = sorted(parts, key=lambda part: plan.positions[part.key])  # writing in file order is faster
     with storage_of(directory).create(directory / file) as new_file:
@@ -108,13 +104,13 @@ def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Ind
     indices = []
     for part in sorted_parts:
         part_hashes = tuple(islice(hashes, files.piece_count(part.values.nbytes)))
-        entry = PartEntry(file, part.key, part.offset, part.values.shape, part_hashes)
+        entry = BlockEntry(file, part.key, part.offset, part.values.shape, part_hashes)
         indices.append(Index({}, {part.name: TensorEntry(part.values.dtype.name, part.shape, (entry,))}))
     return Index({file: plan.size}, merge_indices(indices).tensors)
 
 
-def shard_bytes(parts: Sequence[Part]) -> np.ndarray:
-    """Returns the contents of the file that `write_shard` writes, uint8; empty without parts."""
+def shard_bytes(parts: Sequence[TensorBlock]) -> np.ndarray:
+    """Returns the contents of the file that `write_shard` writes, uint8; empty if there are no blocks."""
     if not parts:
         return np.zeros(0, np.uint8)
     plan = _plan(_blocks(parts))
@@ -126,5 +122,5 @@ def shard_bytes(parts: Sequence[Part]) -> np.ndarray:
     return data
 
 
-def _blocks(parts: Sequence[Part]) -> dict[str, _Block]:
-    return {part.key: _Block(part.values.dtype.name, part.values.shape, part.values.nbytes) for part in parts}
+def _blocks(parts: Sequence[TensorBlock]) -> dict[str, _BlockSpec]:
+    return {part.key: _BlockSpec(part.values.dtype.name, part.values.shape, part.values.nbytes) for part in parts}
