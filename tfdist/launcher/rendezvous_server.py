@@ -59,7 +59,7 @@ class RendezvousServer(Service, contextlib.AbstractContextManager["RendezvousSer
         self.close_group()
 
     @contextlib.contextmanager
-    def client(self, address: str) -> Iterator[Mapping[str, Handler]]:
+    def handlers_for(self, address: str) -> Iterator[Mapping[str, Handler]]:
         """See base class. A launcher joins by its first call; if its connection ends before it has left, it is lost."""
         controller, name = self._controller, f"launcher {next(self._numbers)} ({address})"
 
