@@ -86,7 +86,7 @@ class Watchdog:
         self._pace = 0.0  # seconds per step of the slowest call that has ended
         self._ended_calls = 0  # number of calls that have ended
         self._step = 0
-        self._begun = 0
+        self._calls = 0  # number of calls that have begun
         self._closed = False
         self._last_query = ""
         # By index of the query; all ranks receive queries in the same order.
@@ -108,8 +108,8 @@ class Watchdog:
                 else f"the wait for the callbacks of step {step}"
             )
             usual_seconds = 2 * self._pace * (end_step - step)
-            self._step, self._call = step, _Call(description, time.monotonic(), usual_seconds, is_first=not self._begun)
-            self._begun += 1
+            self._step, self._call = step, _Call(description, time.monotonic(), usual_seconds, is_first=not self._calls)
+            self._calls += 1
             self._condition.notify_all()
 
     def end_call(self, step: int) -> None:
