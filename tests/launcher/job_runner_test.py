@@ -86,7 +86,7 @@ def test_a_launcher_that_finds_no_room_in_memory_says_so(monkeypatch, tmp_path) 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
-    with pytest.raises(InputError, match=r"Received: .* \(No space left on device\)\. Free space there\."):
+    with pytest.raises(InputError, match=r"Received: .* \(No space left on device\)\. Free up space there\."):
         job_runner.run(Job(log_dir=str(tmp_path)), lambda rank: ["true"], {})
 
 
