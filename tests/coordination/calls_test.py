@@ -202,5 +202,5 @@ def test_a_failing_handler_fails_its_calls_only(service):
 
 def test_the_header_has_the_digest_of_the_first_arrays():
     header, *_ = encode(Message({}, [np.zeros([10])]))
-    with pytest.raises(ValueError, match="other data"):
+    with pytest.raises(ValueError, match="data that does not match the digest"):
         decode(header, lambda count: np.ones([count], np.uint8))

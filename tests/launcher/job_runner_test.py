@@ -56,7 +56,7 @@ def nothing_runs(monkeypatch) -> None:
     def fail(*arguments: object) -> Report:
         raise AssertionError("nothing is to run")
 
-    monkeypatch.setattr(job_runner, "attempt", fail)
+    monkeypatch.setattr(job_runner, "run_attempt", fail)
 
 
 def test_an_attempt_that_was_to_stop_before_it_was_seen_is_reported() -> None:
