@@ -320,7 +320,7 @@ def test_what_needs_horovod_says_what_to_use(ranks):
         for message in rank["refused"]:
             assert message.startswith("InputError: "), message
             assert "Horovod. Received: " in message
-            assert message.endswith("run `tfdist install_horovod`.") or "leave out process_set" in message
+            assert message.endswith("run `tfdist install_horovod`.") or "remove process_set" in message
 
 
 @WITHOUT_HOROVOD
