@@ -120,8 +120,7 @@ def spawn(
     """Calls a function in new processes, and returns its return values, ordered by rank.
 
     The processes are new interpreters with the environment of `tfdist launch`, where `tfdist.load_strategy("auto")` works.
-    Their output is printed with the rank as a prefix. If a process fails, all of them are terminated. No process outlives
-    this one.
+    Their output is printed with the rank as a prefix. If one fails, all are terminated. No process outlives this one.
 
     Functions of an importable module are pickled by name. Functions of a notebook or the main script are pickled by value.
 
