@@ -157,7 +157,7 @@ def test_an_altered_answer_is_refused(position, pushed):
 
 def test_a_server_without_the_token_is_refused():
     other = Service({"echo": lambda message: message}, "secret of server 1", listen("127.0.0.1:0", ""))
-    with pytest.raises(PeerLostError, match="server 0 did not answer echo: its token is not that of this job"):
+    with pytest.raises(PeerLostError, match="server 0 did not answer echo: its token does not match this job's token"):
         Connection(f"127.0.0.1:{other.port}", "secret of server 0", "server 0").call("echo", {})
     other.close()
 
@@ -202,5 +202,5 @@ def test_a_failing_handler_fails_its_calls_only(service):
 
 def test_the_header_has_the_digest_of_the_first_arrays():
     header, *_ = encode(Message({}, [np.zeros([10])]))
-    with pytest.raises(ValueError, match="other data"):
+    with pytest.raises(ValueError, match="data that does not match the digest"):
         decode(header, lambda count: np.ones([count], np.uint8))

@@ -10,7 +10,7 @@ from tfdist.coordination.group import LostMember
 def test_members_leave_with_the_code_of_a_failure(job):
     three = job(3)
     client._members.clear()
-    client.leave_at_failure(three.members[1]._client)
+    client.leave_on_failure(three.members[1]._client)
     client._leave_all(SystemExit(0))
     client._leave_all(SystemExit(75))  # on which all ranks agree
     assert three.members[1].goodbye_code is None

@@ -119,7 +119,7 @@ def test_a_file_of_others_is_refused(file, mode):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_file_of_another_user_is_refused(file):
     os.chown(file, 12345, 12345)
-    with pytest.raises(InputError, match="of user 12345"):
+    with pytest.raises(InputError, match="owner 12345"):
         job_token({"TFDIST_TOKEN_FILE": str(file)}, LOCAL)
 
 

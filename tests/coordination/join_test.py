@@ -101,7 +101,7 @@ def test_a_port_in_use_is_bad_input(coordinator):
     assert isinstance(error, InputError)
     assert str(error) == (
         f"The group must be served at {coordinator}. Received: port in use. "
-        "Give each process a rank of its own; if another program uses the port, set TFDIST_COORDINATOR=host:port to another "
+        "Set a unique rank for each process. If another program uses the port, set TFDIST_COORDINATOR=host:port to another "
         "one, the same for every process."
     )
 

@@ -49,9 +49,9 @@ def test_each_older_name_warns_once_and_names_the_new_form():
         for _ in range(2):
             _ = optimizer.variables(), optimizer.lr
     assert [one.category for one in said] == [FutureWarning] * 2
-    assert [str(one.message).partition(" in Keras 3")[0] for one in said] == [
-        "optimizer.variables() is optimizer.variables",
-        "optimizer.lr is optimizer.learning_rate",
+    assert [str(one.message).partition(" instead")[0] for one in said] == [
+        "optimizer.variables() works only under tfdist.horovod. Use Keras 3's optimizer.variables",
+        "optimizer.lr works only under tfdist.horovod. Use Keras 3's optimizer.learning_rate",
     ]
     assert {one.filename for one in said} == {__file__}
 

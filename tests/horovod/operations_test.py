@@ -250,7 +250,7 @@ def test_a_start_that_is_refused_is_followed_by_one_that_works(ranks):
     """Errors are detected before Horovod starts, because it cannot start again after a failure; the group stays joined."""
     for rank in ranks:
         assert rank["refused starts"] == [
-            "A process set must have ranks from 0 to 2. Received: [0, 7]. Leave out the others.",
+            "A process set must have ranks from 0 to 2. Received: [0, 7]. Remove the other ranks.",
             "The hvd.init argument process_sets differs: rank 0 has [], ranks 1, 2 have [[0]]. It must be the same on every "
             "process.",
         ]
@@ -320,7 +320,7 @@ def test_what_needs_horovod_says_what_to_use(ranks):
         for message in rank["refused"]:
             assert message.startswith("InputError: "), message
             assert "Horovod. Received: " in message
-            assert message.endswith("run `tfdist install_horovod`.") or "leave out process_set" in message
+            assert message.endswith("run `tfdist install_horovod`.") or "remove process_set" in message
 
 
 @WITHOUT_HOROVOD

@@ -236,9 +236,9 @@ def test_a_new_rank_of_an_elastic_job_reduces_as_the_others_do(ranks):
 
 def test_errors_are_one_line(ranks):
     starts = [
-        "The optimizer is already distributed.",
-        "The optimizer is already distributed.",
-        "The optimizer must be one of Keras 3. Received: str.",
+        "The optimizer must not be distributed yet.",
+        "The optimizer must not be distributed yet.",
+        "The optimizer must be a Keras 3 optimizer. Received: str.",
         "DistributedOptimizer takes op=Average or Sum. Received: Max.",
         "backward_passes_per_step must be an integer of at least 1. Received: 0.",
         "gradient_predivide_factor is for op=Average. Received: op=Sum.",

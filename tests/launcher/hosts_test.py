@@ -41,7 +41,7 @@ def test_a_program_is_run_and_a_file_is_read(tmp_path):
     [
         ("echo broken >&2; exit 3", "code 3 (broken)"),
         ("sleep 9", "still running after 0.1 s"),
-        ("echo '# to be written'", "it lists no host"),
+        ("echo '# to be written'", "it lists no hosts"),
     ],
 )
 def test_a_program_that_fails_or_lists_nothing_is_named(tmp_path, monkeypatch, text, said):

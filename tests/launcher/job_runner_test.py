@@ -56,7 +56,7 @@ def nothing_runs(monkeypatch) -> None:
     def fail(*arguments: object) -> Report:
         raise AssertionError("nothing is to run")
 
-    monkeypatch.setattr(job_runner, "attempt", fail)
+    monkeypatch.setattr(job_runner, "run_attempt", fail)
 
 
 def test_an_attempt_that_was_to_stop_before_it_was_seen_is_reported() -> None:
@@ -86,7 +86,7 @@ def test_a_launcher_that_finds_no_room_in_memory_says_so(monkeypatch, tmp_path) 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
-    with pytest.raises(InputError, match=r"Received: .* \(No space left on device\)\. Free space there\."):
+    with pytest.raises(InputError, match=r"Received: .* \(No space left on device\)\. Free up space there\."):
         job_runner.run(Job(log_dir=str(tmp_path)), lambda rank: ["true"], {})
 
 

@@ -30,7 +30,7 @@ V1 = pathlib.Path("/sys/fs/cgroup/memory")
     ],
 )
 def test_kills_are_counted_in_files_of_the_system(membership, files, kills, tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(child, "_CGROUP_ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(child, "_MEMBERSHIP", tmp_path / "membership")
     (tmp_path / "membership").write_text(membership)
     for path, text in files.items():

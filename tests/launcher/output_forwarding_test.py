@@ -41,10 +41,10 @@ def test_lines_stand_behind_their_rank_and_the_log_has_the_bytes(pipe):
     log = io.BytesIO()
     channel = Channel(3, pipe[0], Screen(stream), log)
     pipe[1].write(b"one\ntw\xff")
-    assert channel.pump()
-    assert channel.pump()  # nothing has arrived, but there may be more
+    assert channel.forward()
+    assert channel.forward()  # nothing has arrived, but there may be more
     pipe[1].close()
-    assert not channel.pump()
+    assert not channel.forward()
     channel.close()
     assert raw.getvalue() == b"printed before [3] one\n[3] tw\xff\n"
     assert log.getvalue() == b"one\ntw\xff"
@@ -82,10 +82,10 @@ def test_an_incomplete_line_is_shown_below_and_the_log_has_what_remains(pipe, mo
     channel = Channel(0, pipe[0], Screen(stream, status), log, status)
     for written in (b"first\n10%\r", b"20%, too long\r", b"warning\n", b"\x1b[32m30%\x1b[0m\r"):
         pipe[1].write(written)
-        assert channel.pump()
+        assert channel.forward()
     Screen(stream, status).write(b"[1] other")
     pipe[1].write(b"40%  \r\n")
-    channel.pump()
+    channel.forward()
     channel.close()
     erase = b"\r\x1b[2K"
     shown = [b"[0] first\n", b"10%", b"20%, too l", b"", b"[0] warning\n", b"30%", b"", b"[1] other\n30%"]

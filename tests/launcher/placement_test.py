@@ -117,7 +117,7 @@ def test_without_horovod_the_command_that_builds_it_is_named(monkeypatch):
 @pytest.mark.waits
 def test_a_port_in_use_is_not_offered(monkeypatch):
     taken, free = ports.free_ports(2, "127.0.0.1")
-    monkeypatch.setattr(ports, "CANDIDATES", [taken, free])
+    monkeypatch.setattr(ports, "CANDIDATE_PORTS", [taken, free])
     with socket.create_server(("127.0.0.1", taken)):
         assert ports.free_ports(1, "127.0.0.1") == [free]
         with pytest.raises(InputError, match="Each of 2 processes needs a free port. Received: 1 on"):

@@ -64,5 +64,5 @@ def full(path: pathlib.Path) -> None:
 
 def test_a_memory_that_is_full_at_first_is_bad_input(memory, monkeypatch):
     monkeypatch.setattr(progress_file, "create", full)
-    with pytest.raises(InputError, match=r"notes/rank-0 \(No space left on device\)\. Free space there"):
+    with pytest.raises(InputError, match=r"notes/rank-0 \(No space left on device\)\. Free up space there"):
         ProgressFiles(memory).create(0)

@@ -1,13 +1,13 @@
-"""Calls by name between two processes, over TCP, with JSON values and arrays: of launchers, and of parameter servers.
+"""Remote procedure calls over TCP, with JSON values and arrays, for launchers and parameter servers.
 
-A connection begins with a random number of each end, from which both derive keys with the server's token, which is never
-sent; then each end proves that it has them. A message consists of the length of its header (8 bytes, little-endian), the
-header as a line of JSON with its MAC, and the bytes of the arrays, each aligned for TensorFlow. Arrays are sent from their
-memory and received into that of the new ones, without another copy; gRPC for Python takes five times as long.
+When a connection opens, each end sends a nonce. Both ends derive keys from the nonces and the server's token, which is never
+sent, and each end proves that it has the keys. A message consists of the length of its header (8 bytes, little-endian), the
+header as a line of JSON with its MAC, and the bytes of the arrays, each aligned for TensorFlow. Arrays are sent and received
+without copying them in memory. gRPC for Python takes five times as long.
 
-The MAC covers the number of the message in its connection, so that a repeated, omitted or altered message ends the
-connection. Hashing all bytes would add a fifth to the time of a large message. The header has the types and shapes, and a
-digest of the first 64 KiB of the arrays.
+The MAC also covers the index of the message in its connection, so that a repeated, omitted or altered message ends the
+connection. The header contains the dtypes and shapes, and a digest of the first 64 KiB of the arrays. Hashing all bytes would
+add a fifth to the time of a large message.
 """
 
 import collections
@@ -32,8 +32,8 @@ from tfdist.errors import PeerLostError
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 256 << 20
 _DIGESTED_BYTES = 64 << 10
-_MAX_BUFFERS = 1024  # of a call of sendmsg
-ALIGNMENT = 64  # of the tensors of TensorFlow
+_MAX_BUFFERS = 1024  # per call of sendmsg
+ALIGNMENT = 64  # in bytes, as for TensorFlow's tensors
 _NONCE_BYTES = 32
 _KEEPALIVE_SECONDS = 60
 MAX_UNAUTHENTICATED = 1024  # connections; another one closes the oldest
@@ -48,7 +48,7 @@ class Message(NamedTuple):
 
     Attributes:
       values: JSON values, by name.
-      arrays: arrays of any shape; those of a received message share memory.
+      arrays: arrays of any shape; the arrays of a received message share one buffer.
     """
 
     values: Mapping[str, Any]
@@ -74,10 +74,10 @@ def decode(header: bytes, receive: Callable[[int], np.ndarray]) -> tuple[str, Me
 
     Args:
       header: the header.
-      receive: function of a number of bytes that returns as many, which the arrays share.
+      receive: takes a number of bytes, and returns that many received bytes, which the arrays share as their buffer.
 
     Raises:
-      ValueError: it is not a message; other exceptions of `_NOT_A_MESSAGE`, too.
+      ValueError: the header or the data is invalid; the other exceptions of `_NOT_A_MESSAGE` mean the same.
     """
     content = json.loads(header)
     specs: list[tuple[np.dtype, list[int], int]] = []
@@ -89,7 +89,7 @@ def decode(header: bytes, receive: Callable[[int], np.ndarray]) -> tuple[str, Me
     title, message = str(content["title"]), Message(content["values"], [])
     data = receive(sum(size + -size % ALIGNMENT for *_, size in specs))
     if _digest([data]) != content["digest"]:
-        raise ValueError("other data than that of its header")
+        raise ValueError("data that does not match the digest in the header")
     position, arrays = 0, []
     for dtype, shape, size in specs:
         arrays.append(data[position : position + size].view(dtype).reshape(shape))
@@ -110,14 +110,14 @@ class _Channel:
 
     Attributes:
       socket: the connection.
-      received_bytes: bytes of the message that was received last.
+      received_bytes: size in bytes of the last message received.
     """
 
     def __init__(self, connection: socket.socket, token: str, *, is_server: bool):
         """Authenticates both ends.
 
         Raises:
-          WrongSealError: the other end has another token.
+          WrongSealError: the other end has a different token.
         """
         self.socket, self.received_bytes = connection, 0
         connection.settimeout(HELLO_SECONDS)
@@ -142,7 +142,7 @@ class _Channel:
         self.socket.close()
 
     def send(self, messages: Iterable[tuple[str, Message]]) -> list[int]:
-        """Sends messages with their titles; returns their bytes."""
+        """Sends messages with their titles; returns their sizes in bytes."""
         buffers: list[Any] = []
         sizes = []
         for title, message in messages:
@@ -164,8 +164,8 @@ class _Channel:
         """Receives a message; returns its title and the message.
 
         Raises:
-          WrongSealError: it is not the next message of the other end.
-          ValueError: it is not a message; see `decode`.
+          WrongSealError: the data is not the next message of the other end.
+          ValueError: the data is not a message; see `decode`.
         """
         self.received_bytes = 0
         length = int.from_bytes(self._receive(_LENGTH_BYTES).tobytes(), "little")
@@ -192,7 +192,7 @@ Call = tuple[str, Message]
 
 
 class Service:
-    """A server for calls by name. Each connection has its own thread, in which calls may block.
+    """A server of remote procedure calls. Each connection has its own thread, in which calls may block.
 
     Attributes:
       port: the port on which it listens.
@@ -204,8 +204,8 @@ class Service:
         """Starts the server.
 
         Args:
-          handlers: functions by name. An exception fails the call, but not the server.
-          token: secret of this server and its clients, different from those of other servers.
+          handlers: functions by method name. An exception in a function fails the call, but not the server.
+          token: secret of this server and its clients, different from the tokens of other servers.
           listener: a listening socket; the server closes it.
           idle_seconds: maximum time between two calls of a client; None for no limit.
         """
@@ -216,15 +216,15 @@ class Service:
         self._connections: dict[socket.socket, bool] = {}  # whether they are authenticated; the oldest first
         threading.Thread(target=self._accept, name="calls server", daemon=True).start()
 
-    def client(self, address: str) -> contextlib.AbstractContextManager[Mapping[str, Handler]]:
-        """Returns the context of an authenticated client at an address, with its handlers, until its connection ends.
+    def handlers_for(self, address: str) -> contextlib.AbstractContextManager[Mapping[str, Handler]]:
+        """Returns a context manager that yields the handlers for an authenticated client, and exits when the client leaves.
 
-        The exception that ends the context is that of the connection, if any.
+        If the connection fails, its exception is raised in the context.
         """
         return contextlib.nullcontext(self._handlers)
 
     def close(self) -> None:
-        """Stops the server; calls that have no answer yet fail."""
+        """Stops the server; pending calls fail."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -239,7 +239,7 @@ class Service:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                time.sleep(_RETRY_SECONDS)  # the client has gone, or there are no more descriptors
+                time.sleep(_RETRY_SECONDS)  # the client has disconnected, or no file descriptor is free
                 continue
             with self._lock:
                 unauthenticated = [c for c, is_authenticated in self._connections.items() if not is_authenticated]
@@ -250,12 +250,12 @@ class Service:
             threading.Thread(target=self._serve, args=[connection, str(address[0])], name="calls", daemon=True).start()
 
     def _serve(self, connection: socket.socket, address: str) -> None:
-        with contextlib.suppress(OSError, WrongSealError):  # the client is lost, or another program
+        with contextlib.suppress(OSError, WrongSealError):  # the client is lost, or is another program
             channel = _Channel(connection, self._token, is_server=True)
             connection.settimeout(self._idle_seconds)
             with self._lock:
                 self._connections[connection] = True
-            with self.client(address) as handlers:
+            with self.handlers_for(address) as handlers:
                 while self._answer(channel, handlers):
                     pass
         with self._lock:
@@ -302,22 +302,22 @@ class Connection:
         self._idle: collections.deque[_Channel] = collections.deque()
 
     def begin(self, calls: Sequence[Call], seconds: float | None = None) -> Callable[[], Iterator[Message]]:
-        """Starts calls, which the server makes one after the other until one fails; returns a function that yields answers.
+        """Sends calls, which the server executes in order until one fails; returns a function that yields the answers.
 
         Args:
           calls: names of handlers, and their arguments. Only the last answer may be large, because it is read after all calls
             are sent.
           seconds: time limit of each transfer; None for no limit.
         """
-        with self._lost_if_it_fails(calls[0][0]):
+        with self._raising_peer_lost(calls[0][0]):
             channel = self._open(seconds)
-        with self._lost_if_it_fails(calls[0][0], channel):
+        with self._raising_peer_lost(calls[0][0], channel):
             for (method, _), size in zip(calls, channel.send(calls), strict=True):
                 self.byte_counts[method] += size
 
         def answers() -> Iterator[Message]:
             for remaining, (method, _) in zip(range(len(calls) - 1, -1, -1), calls, strict=True):
-                with self._lost_if_it_fails(method, channel):
+                with self._raising_peer_lost(method, channel):
                     failure, message = channel.receive()
                     if failure:
                         raise ConnectionError(failure)
@@ -331,7 +331,7 @@ class Connection:
     def call(
         self, method: str, values: Mapping[str, Any], arrays: Sequence[np.ndarray] = (), seconds: float | None = None
     ) -> Message:
-        """Makes a call and returns its answer.
+        """Sends a call and returns its answer.
 
         Raises:
           PeerLostError: the server is lost, did not answer in time, or failed.
@@ -340,14 +340,14 @@ class Connection:
         return answer
 
     def close(self) -> None:
-        """Closes the connections without a call."""
+        """Closes the connections that no call is using."""
         while self._idle:
             self._idle.pop().socket.close()
 
     __del__ = close
 
     @contextlib.contextmanager
-    def _lost_if_it_fails(self, method: str, channel: _Channel | None = None) -> Iterator[None]:
+    def _raising_peer_lost(self, method: str, channel: _Channel | None = None) -> Iterator[None]:
         self.pending_method = method
         try:
             yield
@@ -366,6 +366,6 @@ class Connection:
         try:
             channel = _Channel(socket.create_connection(self._address, seconds), self._token, is_server=False)
         except (WrongSealError, ConnectionResetError):
-            raise PermissionError("its token is not that of this job, or it has ended") from None
+            raise PermissionError("its token does not match this job's token, or it has exited") from None
         channel.socket.settimeout(seconds)
         return channel

@@ -23,9 +23,9 @@ from tfdist.coordination.group import (
     Json,
     Listener,
     LostMember,
-    members,
     name_member,
     silence_reason,
+    subgroup_members,
 )
 from tfdist.coordination.job_token import split_address
 from tfdist.coordination.messages import BadMessage, Message, MessageReader, Session, WrongSealError, encode
@@ -38,7 +38,7 @@ _Connection = tuple[socket.socket, MessageReader, Session, Message]  # the messa
 
 
 def _connect(address: str, hello: Message, token: str, limit: int, timeout: float, server: str) -> _Connection:
-    """Connects and joins, retrying until the server answers; `hello` has no nonce yet, and `limit` is that of its messages."""
+    """Connects and joins, retrying until the server answers; `hello` has no nonce yet; `limit` is that of messages."""
     end = time.monotonic() + timeout
     problem = "no answer"
     while time.monotonic() < end:
@@ -106,27 +106,27 @@ class Publications:
 
     def __init__(self, name: str):
         self._name = name  # of the thread
-        self._state = threading.Lock()  # guards the attributes below
+        self._lock = threading.Lock()  # guards the attributes below
         self._values: list[tuple[Hashable, Json]] = []
         self._listeners: dict[Hashable, list[Listener]] = {}  # by topic; only the first one receives values
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def put(self, topic: Hashable, value: Json) -> None:
-        """Adds a value."""
-        with self._state:
+        """Adds a value that was published to a topic."""
+        with self._lock:
             self._values.append((topic, value))
             self._start()
 
-    def listen(self, topic: Hashable, callback: Listener) -> None:
+    def subscribe(self, topic: Hashable, callback: Listener) -> None:
         """See `Group.subscribe`."""
-        with self._state:
+        with self._lock:
             self._listeners.setdefault(topic, []).append(callback)
             self._start()
 
     def close(self) -> None:
         """Stops delivering values, and waits for a running callback to return."""
-        with self._state:
+        with self._lock:
             self._closed = True
             thread = self._thread
         if thread and thread is not threading.current_thread():
@@ -143,7 +143,7 @@ class Publications:
 
     def _deliver(self) -> None:
         while True:
-            with self._state:
+            with self._lock:
                 index = self._next_index()
                 if index is None:
                     self._thread = None
@@ -153,10 +153,10 @@ class Publications:
             try:
                 is_done = callback(value) is True
             except Exception:
-                _log.exception("A handler of '%s' failed", topic)
+                _log.exception("A subscriber of '%s' failed", topic)
                 continue
             if is_done:
-                with self._state:
+                with self._lock:
                     self._listeners[topic].remove(callback)
 
 
@@ -164,8 +164,8 @@ _members: weakref.WeakSet["Client"] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_members.clear)  # the connections belong to the parent
 
 
-def leave_at_failure(member: "Client") -> None:
-    """Makes a member leave its group when this process fails, even if other threads keep it running."""
+def leave_on_failure(member: "Client") -> None:
+    """Makes a member leave its group if this process fails, even if other threads keep it running."""
     _members.add(member)
     _register_exit_handler()
 
@@ -188,7 +188,7 @@ def is_planned(code: int) -> bool:
 
 
 def goodbye_of(error: BaseException | None) -> tuple[int, str]:
-    """Returns the exit code and the reason with which a process leaves after an exception; None for no exception."""
+    """Returns the exit code and the reason that a process sends when it leaves; `error` is its exception, if any."""
     if error is None:
         return ExitCode.DONE, ""
     if isinstance(error, TfdistError):
@@ -201,7 +201,7 @@ def goodbye_of(error: BaseException | None) -> tuple[int, str]:
     return ExitCode.FAILED, error_summary(error)
 
 
-SERVER_GRACE_SECONDS = 2.0  # how long to wait for the server after a deadline or a goodbye
+SERVER_GRACE_SECONDS = 2.0  # time to wait for the server after a deadline or a goodbye
 
 
 Ranks = tuple[int, ...]  # ranks in the job, in order
@@ -257,7 +257,7 @@ class Client:
         self.rank, self.size = rank, size
         self.goodbye_code: int | None = None
         self._noun, self._server_rank, self._on_left = noun, server_rank, on_left
-        self._state = threading.Condition()  # guards the attributes below; notifies of losses
+        self._condition = threading.Condition()  # guards the attributes below; notifies of losses
         self._pending: dict[int, _PendingGather] = {}
         self._ticket_count = 0
         self._losses: list[LostMember] = []  # in order of detection
@@ -280,11 +280,11 @@ class Client:
         self._receive(self._lines.feed(b""))  # received together with the welcome
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()
-        leave_at_failure(self)
+        leave_on_failure(self)
 
     def gather(self, ranks: Ranks, name: str, value: Json, deadline: float) -> list[Json]:
         """See `Group.gather`."""
-        with self._state:
+        with self._condition:
             if any((pending.ranks, pending.name) == (ranks, name) for pending in self._pending.values()):
                 raise ValueError(
                     f"A name can be used by one operation at a time. Received: {name!r}, which is in progress."
@@ -306,12 +306,12 @@ class Client:
                 f"{server}, which serves the group, did not answer '{name}' within {deadline:g} s."
             ) from None
         finally:
-            with self._state:
+            with self._condition:
                 self._pending.pop(ticket, None)
 
     def on_loss(self, ranks: Ranks, callback: Callable[[LostMember], None]) -> None:
         """See `Group.on_loss`."""
-        with self._state:
+        with self._condition:
             if loss := self._first_loss(ranks):
                 self._start_callback(loss, callback)
             else:
@@ -322,21 +322,21 @@ class Client:
 
         A caller that waits suspects a loss, so the server is asked to detect stopped members sooner.
         """
-        with self._state:
+        with self._condition:
             loss = self._first_loss(ranks)
         if loss or not wait:
             return loss
         self._lost_after = min(self._lost_after, messages.DOUBTED_BEATS * self._heartbeat)
         self._send(encode({"type": "doubt"}))
-        with self._state:
-            return self._state.wait_for(lambda: self._first_loss(ranks), wait)
+        with self._condition:
+            return self._condition.wait_for(lambda: self._first_loss(ranks), wait)
 
     def leave(self, code: int, reason: str) -> None:
         """See `Group.leave`.
 
         All threads of the group have ended when this returns. Later calls have no effect.
         """
-        with self._state:
+        with self._condition:
             if self._has_left:
                 return
             self._has_left, self.goodbye_code = True, code
@@ -367,9 +367,9 @@ class Client:
             while True:
                 if selector.select(max(0.0, last_beat + self._heartbeat - now)) and not self._read():
                     return
-                last_turn, now = now, time.monotonic()
-                if now - last_turn > self._heartbeat + 1.0:  # this process was suspended or starved, not the server
-                    self._last_received = min(now, self._last_received + now - last_turn)
+                last_wake_time, now = now, time.monotonic()
+                if now - last_wake_time > self._heartbeat + 1.0:  # this process was suspended, not the server
+                    self._last_received = min(now, self._last_received + now - last_wake_time)
                 if now - self._last_received > self._lost_after:
                     self._report_server_loss(silence_reason(self._lost_after))
                     return
@@ -396,7 +396,7 @@ class Client:
         except BadMessage as error:
             self._report_server_loss(f"it sent {error}")
         except Exception as error:  # a field is missing or has another type; without this thread, gathers would hang
-            _log.debug("A message of the group's server", exc_info=error)
+            _log.debug("A message from the group's server cannot be handled", exc_info=error)
             self._report_server_loss(f"it sent a message that cannot be handled ({type(error).__name__}: {error})")
         else:
             return True
@@ -408,7 +408,7 @@ class Client:
         if kind == "lost":
             loss = LostMember(message["rank"], message["reason"], message["code"], self._noun)
             if message.get("tolerated") and loss.rank != self.rank:
-                with self._state:
+                with self._condition:
                     self.departed_members |= {loss.rank}
                     for callback in self._departure_callbacks:
                         self._start_callback(loss, callback)
@@ -423,7 +423,7 @@ class Client:
             name, missing, place = message["name"], message["missing"], message["place"]
             _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)
         elif kind in ("values", "failed"):
-            with self._state:
+            with self._condition:
                 pending = self._pending.get(message["ticket"])
             with contextlib.suppress(concurrent.futures.InvalidStateError):  # this process is leaving
                 if pending and kind == "values":
@@ -434,7 +434,7 @@ class Client:
 
     def _report_server_loss(self, reason: str) -> None:
         """Reports the loss of the server, unless its connection closes after a goodbye of either side."""
-        with self._state:
+        with self._condition:
             is_expected = bool(self._end_reason)
         if not is_expected:
             self._record_loss(loss := LostMember(self._server_rank, reason, None, self._noun))
@@ -442,14 +442,14 @@ class Client:
 
     def _record_loss(self, loss: LostMember) -> None:
         """Reports the loss of a member; the server fails the operations that need it."""
-        with self._state:
+        with self._condition:
             if any(other_loss.rank == loss.rank for other_loss in self._losses):
                 return
             self._losses.append(loss)
             callbacks, self._callbacks = self._callbacks, []
             for ranks, callback in callbacks:
                 self.on_loss(ranks, callback)
-            self._state.notify_all()
+            self._condition.notify_all()
 
     def _first_loss(self, ranks: Ranks) -> LostMember | None:
         """Returns the first loss that affects these ranks; the loss of the server affects all ranks."""
@@ -457,7 +457,7 @@ class Client:
 
     def _fail_gathers(self, reason: str) -> None:
         """Fails all pending and future gathers; the first loss, if any, is reported as the cause."""
-        with self._state:
+        with self._condition:
             self._end_reason = self._end_reason or (str(self._losses[0]) if self._losses else reason)
             pending_gathers = list(self._pending.values())
         for pending in pending_gathers:
@@ -509,7 +509,7 @@ class ClientGroup(Group):
         self._client._send(messages.encode_limited(message, topic))
 
     def subscribe(self, topic: str, callback: Listener) -> None:
-        self._client._publications.listen((self.ranks, topic), callback)
+        self._client._publications.subscribe((self.ranks, topic), callback)
 
     def token_for(self, purpose: str) -> str:
         return messages.derive_token(self._client._secret, purpose)
@@ -525,7 +525,7 @@ class ClientGroup(Group):
         self._client._send(encode({"type": "tolerate", "ranks": sorted(expendable_ranks)}))
 
     def on_departure(self, callback: Callable[[LostMember], None]) -> None:
-        with self._client._state:
+        with self._client._condition:
             self._client._departure_callbacks.append(callback)
 
     @property
@@ -533,7 +533,7 @@ class ClientGroup(Group):
         return frozenset(self.ranks.index(rank) for rank in self._client.departed_members if rank in self.ranks)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
-        return ClientGroup(self._client, tuple(self.ranks[member] for member in members(self, ranks)))
+        return ClientGroup(self._client, tuple(self.ranks[member] for member in subgroup_members(self, ranks)))
 
     def leave(self, code: int = 0, reason: str = "") -> None:
         self._client.leave(code, reason)

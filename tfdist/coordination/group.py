@@ -1,4 +1,4 @@
-"""The interface `Group`: communication between the processes of a job, outside every graph."""
+"""The interface `Group`: communication between the processes of a job, outside of TensorFlow graphs."""
 
 import abc
 import contextlib
@@ -28,7 +28,7 @@ class LostMember:
     Attributes:
       rank: the member's rank; `LAUNCHER` for a launcher that serves the group.
       reason: a clause such as "its connection closed without a goodbye".
-      code: the exit code of its goodbye; None without a goodbye.
+      code: the exit code that the member sent when it left; None if it disappeared.
       noun: name of a member in messages.
     """
 
@@ -46,7 +46,7 @@ class Difference(NamedTuple):
 
     Attributes:
       key: its key.
-      ranks: ranks by value; values are JSON, or "nothing" for a missing entry.
+      ranks: the ranks that have each value; values are JSON, or "nothing" for a missing entry.
     """
 
     key: str
@@ -62,13 +62,13 @@ class Group(abc.ABC):
     the waiting members has passed, or if a member is lost or leaves, it raises `PeerLostError` on every member, with the
     names of the missing members.
 
-    Members are numbered from 0. Messages name them by their ranks in the job.
+    Members are numbered from 0. Error messages give their ranks in the job.
 
     Attributes:
       rank: this process's rank among the members, in [0, size).
       size: number of members.
       roles: roles of members by rank in the job, for messages, such as "stage 1" of a pipeline.
-      describe_wait: returns what this process waits for outside of the group, for reports of stalls; "" for nothing.
+      describe_wait: returns what this process waits for outside of the group, for reports of stalls; "" if for nothing.
     """
 
     rank: int
@@ -109,7 +109,7 @@ class Group(abc.ABC):
         """
 
     def barrier(self, name: str, deadline: float = 60.0) -> None:
-        """Waits until every member has called it."""
+        """Waits until every member has called this method."""
         self.gather(name, None, deadline)
 
     def broadcast(self, name: str, value: Json, deadline: float = 60.0, root: int = 0) -> Json:
@@ -138,7 +138,7 @@ class Group(abc.ABC):
           entries: entries by key; their keys must fit into a message if they differ.
           deadline: seconds to wait.
           ignore_missing: whether to ignore entries that are missing on a member.
-          members: the members to compare, in the order of the message; by default all.
+          members: the members to compare, in the order in which messages list them; by default all.
         """
         compared_members = members or range(self.size)
         digests = {key: _digest(value) for key, value in entries.items()} if self.rank in compared_members else {}
@@ -216,8 +216,8 @@ class Group(abc.ABC):
         """Subscribes to a topic.
 
         The callback receives every value of the topic, including values published before this call, one at a time and in
-        the order of publication. All topics share one thread, so it must return quickly and must not wait for another rank.
-        If it returns True, it is unsubscribed, and later values go to the next callback that is registered for the topic.
+        the order of publication. All topics share one thread, so a callback must return quickly and must not wait for
+        another rank. If a callback returns True, it is unsubscribed, and later values go to the next callback of the topic.
 
         Args:
           topic: topic to subscribe to.
@@ -226,10 +226,10 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
-        """Registers a callback for the first loss, which is called once, from another thread.
+        """Registers a callback that is called once, from another thread, with the first loss.
 
-        It is called immediately if a member is already lost. The loss of the process that serves the job's group is a loss in
-        every subgroup.
+        The callback is called immediately if a member is already lost. The loss of the process that serves the job's group is
+        a loss in every subgroup.
         """
 
     def first_loss(self, wait: float = 0.0) -> LostMember | None:
@@ -241,7 +241,7 @@ class Group(abc.ABC):
         return None
 
     def tolerate_losses(self, ranks: Iterable[int]) -> None:
-        """Lets the job continue without these members if they are lost from now on; this process is not one of them.
+        """Lets the job continue without these members if they are lost from now on; this process's own rank is ignored.
 
         Operations then complete with None as the lost member's value, and `on_loss` and `first_loss` do not report the loss.
         The lost member itself cannot continue. Operations that all members have already begun may return its value or None.
@@ -251,7 +251,7 @@ class Group(abc.ABC):
         """
 
     def on_departure(self, callback: Callable[[LostMember], None]) -> None:
-        """Registers a callback for tolerated losses, which is called from another thread for every member lost from now on."""
+        """Registers a callback that is called, from another thread, with every tolerated loss from now on."""
 
     @property
     def departed_members(self) -> frozenset[int]:
@@ -270,7 +270,7 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def subgroup(self, ranks: Sequence[int]) -> "Group":
-        """Returns the group of some members, without communication.
+        """Returns a group of some members, without communication.
 
         Its operations and topics involve its members only; other groups may use the same names. The loss of another process
         does not affect them. Subgroups with the same members are the same group.
@@ -279,7 +279,7 @@ class Group(abc.ABC):
           ranks: ranks in this group, in any order, including this process's.
 
         Raises:
-          ValueError: they are not distinct ranks of this group, or do not include this process's.
+          ValueError: `ranks` are not distinct ranks of this group, or do not include this process's.
         """
 
     @abc.abstractmethod
@@ -295,13 +295,13 @@ class Group(abc.ABC):
         """
 
 
-def members(group: Group, ranks: Iterable[int]) -> list[int]:
+def subgroup_members(group: Group, ranks: Iterable[int]) -> list[int]:
     """Returns the sorted members of a subgroup, after validating them; see `Group.subgroup`."""
     rank_list = list(ranks)
     sorted_ranks = sorted({*rank_list} & {*range(group.size)})
     if len(sorted_ranks) < len(rank_list) or group.rank not in sorted_ranks:
         raise ValueError(
-            f"The ranks of a subgroup must be distinct ranks of {group.size}, including this process's own. Received: "
+            f"The ranks of a subgroup must be distinct, in [0, {group.size}), and include this process's own. Received: "
             f"{rank_list} on {name_member(group.rank)}."
         )
     return sorted_ranks
@@ -322,7 +322,7 @@ def _digest(value: Json) -> str:
 
 
 def silence_reason(seconds: float) -> str:
-    """Returns the reason of a loss that was detected by missing heartbeats."""
+    """Returns the reason for a loss that was detected by missing heartbeats."""
     return f"no heartbeat for {seconds:g} s (it is stopped, or its host is unreachable)"
 
 
@@ -365,7 +365,7 @@ _MAX_ERROR_LENGTH = 1000  # characters
 
 @contextlib.contextmanager
 def raise_on_all_members(group: Group, name: str) -> Iterator[None]:
-    """Context that raises on all members of a group if its body raises on some of them; every member must enter it.
+    """Context manager that raises on all members of a group if its body raises on any; every member must enter it.
 
     Processes with different parts of a model may reject different inputs. The body must not wait for other members, because
     their bodies may already have raised an error.
@@ -381,7 +381,7 @@ def raise_on_all_members(group: Group, name: str) -> Iterator[None]:
 
     try:
         yield
-    except (PeerLostError, Preempted):  # which the other members detect
+    except (PeerLostError, Preempted):  # detected by the other members
         raise
     except Exception as error:
         if isinstance(error, InputError):

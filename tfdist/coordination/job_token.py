@@ -1,6 +1,6 @@
 """The token of a job, which protects its control plane, and the addresses of groups.
 
-Jobs on one host need no set-up: they use a key in the user's home. A job over several hosts needs a token from the user.
+Jobs on one host need no set-up: they use a key in the user's home directory. Jobs on several hosts need a token.
 """
 
 import contextlib
@@ -143,14 +143,14 @@ def job_token(environment: Mapping[str, str], address: str, description: str = "
       warns: whether to log a warning if the job is not protected.
 
     Raises:
-      InputError: there is no token for a job over several hosts, it is too short, or its file cannot be used.
+      InputError: there is no token for a job on several hosts, the token is too short, or its file cannot be used.
     """
     is_local = _is_local(address)
     token = user_token(environment)
     if token and not is_local and len(token) < MIN_TOKEN_LENGTH:
         raise InputError(
-            f"The token of a job over several hosts must have at least {MIN_TOKEN_LENGTH} characters, because it can be "
-            f"guessed otherwise. Received: {len(token)}. Make one: {_CREATE_COMMAND}"
+            f"The token of a job on several hosts must have at least {MIN_TOKEN_LENGTH} characters, because a shorter one "
+            f"can be guessed. Received: {len(token)}. Create a token: {_CREATE_COMMAND}"
         )
     if token:
         return token
@@ -160,8 +160,8 @@ def job_token(environment: Mapping[str, str], address: str, description: str = "
         return _hash(description) if allows_insecure else derive_token(_user_key(environment), description)
     if not allows_insecure:
         raise InputError(
-            f"A job over several hosts needs a secret token; without one, anyone who can reach {address} can join it. "
-            f"Received: neither {TOKEN_VARIABLE} nor {FILE_VARIABLE} nor --token_file. Make one in a file that all hosts can "
+            f"A job on several hosts needs a secret token; without one, anyone who can reach {address} can join it. "
+            f"Received: neither {TOKEN_VARIABLE} nor {FILE_VARIABLE} nor --token_file. Create one in a file that all hosts can "
             f"read, {_CREATE_COMMAND}, and set {FILE_VARIABLE}=~/tfdist_token for every process; or set "
             f"{INSECURE_VARIABLE}=1 or --insecure on a network that you trust."
         )
@@ -205,24 +205,24 @@ def user_token(environment: Mapping[str, str]) -> str:
         token = _private_text(path)
     except PermissionError as error:
         raise InputError(
-            "The token file must be a regular file that you own and no one else may read or write. Received: "
+            "The token file must be a regular file that you own and that no one else may read or write. Received: "
             f"{path}, {error.strerror}. Run: chmod 600 {path}"
         ) from error
     except OSError as error:
         raise InputError(
-            f"The token file must be readable. Received: {path} ({error.strerror}). Make it: {_CREATE_COMMAND}"
+            f"The token file must be readable. Received: {path} ({error.strerror}). Create it: {_CREATE_COMMAND}"
         ) from error
     if not token:
-        raise InputError(f"The token file must not be empty. Received: {path}. Make it: {_CREATE_COMMAND}")
+        raise InputError(f"The token file must not be empty. Received: {path}. Create it: {_CREATE_COMMAND}")
     return token
 
 
 def _private_text(path: str | pathlib.Path) -> str:
-    """Returns the contents of a file; raises `PermissionError` if it is not a regular file of this user alone."""
+    """Returns the contents of a file; raises `PermissionError` unless it is a regular file for this user only."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PermissionError(errno.EACCES, f"of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}")
+            raise PermissionError(errno.EACCES, f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}")
         return file.read(_MAX_FILE_BYTES).decode("utf-8", "surrogateescape").strip()
 
 
@@ -237,11 +237,11 @@ def _user_key(environment: Mapping[str, str]) -> str:
         if key := _private_text(path):
             return key
         reason = "an empty file"
-    except (OSError, RuntimeError) as error:  # there may be no home, as in a container with an arbitrary user
+    except (OSError, RuntimeError) as error:  # there may be no home directory, as in a container with an arbitrary user
         reason = getattr(error, "strerror", None) or str(error)
     raise InputError(
-        f"The processes of a job on one host need a key that only their user can read. Received: {path} ({reason}). Remove it, "
-        f"or make its directory writable, set XDG_CACHE_HOME to another one, or set {TOKEN_VARIABLE} for every process."
+        f"The processes of a job on one host need a key that only their user can read. Received: {path} ({reason}). Remove "
+        f"the file, make its directory writable, set XDG_CACHE_HOME to another one, or set {TOKEN_VARIABLE} for every process."
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination.client import Publications, RemoteGroup
-from tfdist.coordination.group import LAUNCHER, Group, Json, Listener, LostMember, members
+from tfdist.coordination.group import LAUNCHER, Group, Json, Listener, LostMember, subgroup_members
 from tfdist.coordination.job_token import LOOPBACK, group_token, job_token, join_address, listen, split_address
 from tfdist.coordination.messages import derive_token
 from tfdist.coordination.server import Server
@@ -33,7 +33,7 @@ class LocalGroup(Group):
         self._publications.put(topic, _json_round_trip(value))
 
     def subscribe(self, topic: str, callback: Listener) -> None:
-        self._publications.listen(topic, callback)
+        self._publications.subscribe(topic, callback)
 
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
         """Does nothing, because there are no other members."""
@@ -42,7 +42,7 @@ class LocalGroup(Group):
         return derive_token(self._secret, purpose)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
-        members(self, ranks)
+        subgroup_members(self, ranks)
         return self
 
     def leave(self, code: int = 0, reason: str = "") -> None:
@@ -70,7 +70,7 @@ def join(cluster: Cluster, *, start_timeout: float = 60.0, environment: Mapping[
 
     Raises:
       PeerLostError: ranks did not join in time; the message names them.
-      InputError: there is no token for a job over several hosts, rank 0 cannot listen at the coordinator address, or the group
+      InputError: there is no token for a job on several hosts, rank 0 cannot listen at the coordinator address, or the group
         refused this process.
     """
     if cluster.size == 1:
@@ -91,7 +91,7 @@ def join(cluster: Cluster, *, start_timeout: float = 60.0, environment: Mapping[
             token=token,
             timeout=start_timeout,
             addresses=cluster.addresses,
-            remedy="Give each process a rank of its own; if another program uses the port, set TFDIST_COORDINATOR=host:port "
+            remedy="Set a unique rank for each process. If another program uses the port, set TFDIST_COORDINATOR=host:port "
             "to another one, the same for every process.",
         )
     return wait_for_members(group, start_timeout)
@@ -137,14 +137,14 @@ def serve_group(  # noqa: D417 - see `RemoteGroup` for the other arguments
 
 
 def wait_for_members(group: Group, timeout: float) -> Group:
-    """Returns the group after all members have joined; leaves it if they do not."""
+    """Returns the group after all members have joined; leaves it if they do not join in time."""
     try:
         group.barrier("start", timeout)
     except TfdistError as error:
         group.leave(error.exit_code, str(error))
         raise
     except BaseException:
-        group.leave(1, "interrupted while waiting for the others")
+        group.leave(1, "interrupted while waiting for the other members")
         raise
     return group
 
@@ -153,7 +153,7 @@ def _coordinator(cluster: Cluster) -> str:
     if not cluster.coordinator:
         raise InputError(
             f"The {cluster.size} processes of a job must know the address of rank 0. Received: {cluster.source}'s "
-            "variables, which do not have it. Set TFDIST_COORDINATOR=host:port, the same for every process."
+            "variables, which do not contain it. Set TFDIST_COORDINATOR=host:port, the same for every process."
         )
     if cluster.local_size == cluster.size:  # all processes are on this host, so no other host needs access
         return join_address(LOOPBACK, split_address(cluster.coordinator)[1])

@@ -4,8 +4,8 @@ A connection starts with a `hello` (rank, size, pid, host, nonce), which is answ
 `refused`. From then on, all messages are authenticated with the token. The process sends `join`, which is answered by `welcome`
 (with the group's nonce) or `refused`. Members then send `gather`, `publish`, `doubt`, `beat` and finally `goodbye`. The server
 answers a gather with `values` or `failed`, preceded by `waiting` if it takes long. It sends `published` to all members, `beat`,
-`lost` and finally `closed`. `gather`, `publish` and `published` have the `ranks` of a subgroup, in order, or null for all
-members.
+`lost` and finally `closed`. `gather`, `publish` and `published` have a field `ranks`: the ranks of a subgroup, in order, or
+null for all members.
 """
 
 import hashlib
@@ -101,7 +101,7 @@ def _decode(line: bytes) -> Message:
 # Mutual authentication of a connection by a token that both ends know and never send.
 # Each end sends a nonce in clear: the client in its hello, the server in its challenge. From the token and these two messages,
 # both derive a key for each direction. Every later message is preceded by its HMAC-SHA256 (RFC 2104) with the key of its
-# direction, over its number and its bytes. Without the token, an attacker cannot forge, alter, repeat, reorder or reflect
+# direction, over its index and its bytes. Without the token, an attacker cannot forge, alter, repeat, reorder or reflect
 # messages, but can only cut the connection, which counts as a loss. Messages are not encrypted.
 #
 # The cost is 65 bytes and a few microseconds per message.
@@ -150,7 +150,7 @@ class Session:
         """Returns the message of a sealed line without its newline.
 
         Raises:
-          WrongSealError: it is not the next message of the other end.
+          WrongSealError: the line is not the next message of the other end.
         """
         message = line[OVERHEAD:]
         if not hmac.compare_digest(line[:OVERHEAD], _mac(self._receive_key, self._receive_count, message) + b" "):
@@ -159,19 +159,19 @@ class Session:
         return message
 
 
-def _mac(key: bytes, number: int, message: bytes) -> bytes:
-    return hmac.digest(key, number.to_bytes(8, "big") + message, "sha256").hex().encode()
+def _mac(key: bytes, index: int, message: bytes) -> bytes:
+    return hmac.digest(key, index.to_bytes(8, "big") + message, "sha256").hex().encode()
 
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-HELLO_SECONDS = 10.0  # from the connection to admission
+HELLO_SECONDS = 10.0  # from the opening of a connection to its admission
 MAX_UNAUTHENTICATED = 128  # connections that are not admitted yet; another one closes the oldest
 WRONG_TOKEN = (
-    "The token must match the group's. Received: a different one: another job listens there, or this process was started with "
-    "other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, and the same addresses."
+    "The token must match the group's. Received: a different token, because another job listens there or this process was "
+    "started with other addresses. Set the same TFDIST_TOKEN, or none, and the same addresses for all processes of a job."
 )
 
 

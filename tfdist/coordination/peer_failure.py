@@ -15,11 +15,11 @@ from tfdist.coordination.group import Group, LostMember, name_member
 from tfdist.errors import ExitCode, PeerLostError, TfdistError
 
 LOSS_NOTICE_SECONDS = 2.0  # to wait for the notice of a loss, which may arrive after an engine's error
-OWN_FAILURE_SECONDS = 3.0  # in which this process may fail for the same reason, such as a loss that is not finite
+OWN_FAILURE_SECONDS = 3.0  # in which this process may fail for the same reason, such as a NaN as training loss
 
 
 class PeerFailureHandler(contextlib.AbstractContextManager["PeerFailureHandler"]):
-    """Ends this process after the loss of another member, while the main thread trains.
+    """Ends this process after the loss of another member during training.
 
     On the first loss, prints one line that names the lost member. Ends the process with code 5 if it is still running after
     `grace` seconds: the main thread is probably stuck in a collective that can never complete.

@@ -109,7 +109,7 @@ class Connection:
 
 
 DEADLOCK_SECONDS = 10.0  # after which members that wait for each other get an error
-REPORTED_SECONDS = 20.0  # after which waiting members are notified of the missing ones
+OVERDUE_SECONDS = 20.0  # after which waiting members are notified of the missing ones
 
 
 class Answer(NamedTuple):
@@ -127,13 +127,13 @@ class PendingOperation:
     ranks: Sequence[int]
     tickets: dict[int, int] = dataclasses.field(default_factory=dict)  # by rank, the member's id of its request
     values: dict[int, Json] = dataclasses.field(default_factory=dict)  # by rank
-    deadline: float = math.inf  # the shortest one of the waiting members, in seconds
-    expiry_time: float = math.inf  # at which this deadline has passed
+    deadline: float = math.inf  # the shortest deadline of the waiting members, in seconds
+    expiry_time: float = math.inf  # time at which this deadline has passed
     failure: str = ""  # for members that arrive later; empty while it is open
     locations: dict[int, str] = dataclasses.field(default_factory=dict)  # by rank, where the main thread waits
     start_time: float = math.inf  # when the first member arrived
     is_reported: bool = False  # whether the waiting members have been notified of the missing ones
-    is_misuse: bool = False  # whether it failed because the programs of the ranks make different calls
+    is_misuse: bool = False  # whether it failed because the ranks' programs make different calls
     deadlock_time: float = math.inf  # when a deadlock was detected
 
     def missing_ranks(self) -> list[int]:
@@ -166,7 +166,7 @@ class PendingOperations:
         self._misuse_reason = ""  # why some members can never join
 
     def add(self, rank: int, message: Message, now: float) -> list[Answer]:
-        """Records the value in a member's message `gather` at a time in seconds, and returns the messages to send.
+        """Records the value of a member's `gather` message, received at `now` in seconds; returns the messages to send.
 
         The `place` of the message is the line of the program at which the member's main thread waits; empty if another thread
         waits.
@@ -214,7 +214,7 @@ class PendingOperations:
         overdue_operations = [
             operation
             for operation in self._open_operations()
-            if not operation.is_reported and operation.start_time + REPORTED_SECONDS <= now
+            if not operation.is_reported and operation.start_time + OVERDUE_SECONDS <= now
         ]
         answers = []
         for entry in overdue_operations:
@@ -266,8 +266,8 @@ class PendingOperations:
             for rank, (entry, location) in sorted(waits_by_rank.items())
         )
         failure = (
-            f"Every {self._noun} must make the same calls, in the same order. Received: each waits for another one: "
-            f"{locations}. Do not make them conditional on the {self._noun}."
+            f"Every {self._noun} must make the same calls, in the same order. Received: {self._noun}s that wait for "
+            f"each other: {locations}. Do not make calls conditional on the {self._noun}."
         )
         return [answer for entry in deadlocked_entries for answer in entry.fail(failure, is_misuse=True)]
 
@@ -328,10 +328,10 @@ def _failure_message(ticket: int, failure: str, is_misuse: bool = False) -> Mess
 
 
 HEARTBEAT_SECONDS = 1.0  # between two heartbeats, in both directions
-# Without a heartbeat, after which a member is lost; longer than an engine may block all threads of a process at its start.
+# Time without a heartbeat after which a member is lost; an engine that starts may block all threads of a process for less.
 # After a member has reported a suspicion, because its engine has failed, three heartbeats are enough.
 LOST_AFTER_SECONDS = 20.0
-CLOSE_SECONDS = 2.0  # for the delivery of the last messages when the server closes
+CLOSE_SECONDS = 2.0  # time to deliver the last messages when the server closes
 
 
 class Server:

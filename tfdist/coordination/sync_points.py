@@ -1,4 +1,4 @@
-"""Lets all ranks act at the same step on the request of any rank; nothing is sent without a request."""
+"""Lets all ranks act at the same step when any rank requests it. Nothing is sent without a request."""
 
 import contextlib
 import secrets
@@ -29,7 +29,7 @@ class SyncPoints(contextlib.AbstractContextManager["SyncPoints"]):
 
     def __init__(self, group: Group):
         self._group = group  # of all ranks of the run
-        self._ended_members: set[int] = set()  # members that have ended
+        self._ended_members: set[int] = set()  # members whose part has ended
         self._condition = threading.Condition()  # guards the attributes below
         self._requests: list[tuple[str, str]] = []  # requested topics and the names of their gathers
         self._thread: threading.Thread | None = None  # exists while there is a request
@@ -99,7 +99,7 @@ class SyncPoints(contextlib.AbstractContextManager["SyncPoints"]):
             try:
                 answers = self._group.gather(name, self._pending_answer, deadline=float("inf"))
             except PeerLostError as error:
-                # Unless a rank has left without an error, after which there are no further calls.
+                # If a rank has left without an error, there are no further calls, and this is not a failure.
                 failure = error if self._group.first_loss() else None
             with self._condition:
                 if answers:

@@ -29,14 +29,14 @@ class _Call:
     description: str  # for reports
     start_time: float  # in seconds of `time.monotonic()`
     usual_seconds: float  # estimated from previous calls
-    is_first: bool  # which compiles everything
+    is_first: bool  # the first call, which compiles everything
     elapsed: float = 0.0  # seconds, as measured by the watching thread
 
 
 class _Query(NamedTuple):
     """A query of all ranks; `time` is in seconds of `time.monotonic()`."""
 
-    number: int
+    index: int
     time: float
     reason: str
     is_first: bool
@@ -52,7 +52,7 @@ class Watchdog:
     the main thread.
 
     The limits are added to twice the time that the slowest call so far would have taken for the same number of steps;
-    slow steps are not reported as hangs. The first call, which compiles everything, may take any time and is never
+    slow steps are not reported as hangs. The first call, which compiles everything, has no limit, and is never
     ended. During this call the ranks are queried periodically, and a report is printed when the set of ranks that are not
     in a call or do not answer changes, and once when the limit for other calls has passed. The time between two calls
     (callbacks, an evaluation) is not limited: a rank that hangs there is reported by the ranks that wait for it in the
@@ -86,14 +86,14 @@ class Watchdog:
         self._pace = 0.0  # seconds per step of the slowest call that has ended
         self._ended_calls = 0  # number of calls that have ended
         self._step = 0
-        self._calls = 0
+        self._calls = 0  # number of calls that have begun
         self._closed = False
         self._last_query = ""
-        # By number of the query; all ranks receive queries in the same order.
+        # By index of the query; all ranks receive queries in the same order.
         self._answers: list[dict[int, Json]] = []
         self._queries: deque[_Query] = deque()  # not reported yet
         self._last_summary = ""  # summary of the latest answers during the first call
-        self._ended_members: set[int] = set()  # members
+        self._ended_members: set[int] = set()  # members whose run has ended
         self._stack = ExitStack()
 
     def begin(self, step: int, end_step: int) -> None:
@@ -181,7 +181,7 @@ class Watchdog:
     def _exceeds(self, call: "_Call", limit: float) -> bool:
         """Waits until a call has lasted `limit` seconds beyond its usual duration; returns whether it is still running.
 
-        Time during which this process was suspended, such as by Ctrl-Z, does not count.
+        Time during which this process was suspended, for example by Ctrl-Z, does not count.
         """
         with self._condition:
             while call.elapsed < limit + call.usual_seconds:
@@ -229,7 +229,7 @@ class Watchdog:
         call_state = call and [call.description, time.monotonic() - call.start_time]
         wait = self._group.describe_wait()
         state = {"step": self._step, "call": call_state, "wait": wait, "stack": main_stack()}
-        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": state})
+        self._group.publish(TOPIC, {"answer": query.index, "rank": self._rank, "where": state})
 
     def _report_in_order(self) -> None:
         """Reports the answers to all queries, each after the ranks have had time to answer.
@@ -247,7 +247,7 @@ class Watchdog:
 
     def _print_answers(self, query: _Query) -> None:
         """Prints, on one rank, which ranks are in the call, which are not, and which did not answer."""
-        answers, self._answers[query.number] = self._answers[query.number], {}  # releases the stacks
+        answers, self._answers[query.index] = self._answers[query.index], {}  # releases the stacks
         ranks_in_call = [rank for rank, state in sorted(answers.items()) if state["call"]]
         ranks_elsewhere = [rank for rank, state in sorted(answers.items()) if not state["call"]]
         lost_ranks = [self._group.ranks[member] for member in self._group.departed_members]

@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Broadcasts one rank's model and optimizer variables when training begins.
 
-    If the model is built (it has an `Input` or was called), they are broadcast before the first step. Otherwise, they are
-    broadcast after the first batch, as in Horovod; the ranks then compute the first gradients from different weights. States of
-    random layers are not broadcast.
+    If the model is built (it has an `Input` or was called), the variables are broadcast before the first step. Otherwise, they
+    are broadcast after the first batch, as in Horovod; the ranks then compute the first gradients from different weights. The
+    states of random layers are not broadcast.
 
     Args:
       root_rank: rank whose variables are broadcast.
@@ -52,8 +52,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
         else:
             _log.warning(
-                "The model has no variables before its first batch, so each rank trains that batch from its own "
-                "weights: give it an Input."
+                "The model has no variables before its first batch, so each rank computes that batch's "
+                "gradients with its own weights. To prevent this, add an Input to the model."
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -67,7 +67,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the logs of an epoch over the ranks, in one message. Must precede callbacks that read the logs.
+    """Averages the logs of an epoch over the ranks, in one all-reduce. Must precede callbacks that read the logs.
 
     `device` is accepted, but has no effect.
     """
@@ -78,7 +78,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs:
             names = sorted(logs)
-            values = [np.asarray(logs[name], "float64") for name in names]  # numbers, and vector-valued metrics
+            values = [np.asarray(logs[name], "float64") for name in names]  # scalars and vector-valued metrics
             vector = tf.constant(np.concatenate([np.ravel(value) for value in values]))
             parts = np.split(allreduce(vector, op=Average).numpy(), np.cumsum([v.size for v in values])[:-1])
             for name, value, mean in zip(names, values, parts, strict=True):
@@ -90,9 +90,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     Args:
       initial_lr: learning rate to multiply.
-      multiplier: a function of the epoch, or the base of a power: multiplier ^ (epoch - start_epoch).
-      start_epoch: first epoch in which to set the rate.
-      end_epoch: epoch after the last one in which to set the rate; None for no end.
+      multiplier: a function of the epoch, or the base of the power multiplier ^ (epoch - start_epoch).
+      start_epoch: first epoch in which the rate is set.
+      end_epoch: epoch after the last one in which the rate is set; None for no end.
       staircase: whether to set the rate once per epoch, instead of at every batch, with fractional epochs.
       momentum_correction: whether to scale the momentum variables of SGD and RMSprop with the rate (Goyal et al.,
         arXiv:1706.02677), which is equivalent to Horovod's change of the momentum for one batch.
@@ -148,7 +148,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
         except TypeError as error:
             raise InputError(
-                f"{type(self).__name__} sets the learning rate. Received: an optimizer with a schedule. Give it a number."
+                f"{type(self).__name__} sets the learning rate. Received: an optimizer with a schedule. Use a number."
             ) from error
         new_rate = self._rate()  # in the variable's precision
         if self.momentum_correction and old_rate and new_rate != old_rate and optimizer.built:

@@ -1,4 +1,4 @@
-"""`Compression`: Horovod's two compressors, and every method of tfdist."""
+"""Compression of gradients: Horovod's two compressors, and every method of tfdist."""
 
 import abc
 import dataclasses
@@ -10,7 +10,8 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError, nearest
 from tfdist.gradients import Bucketed, Reducer, ReductionResult
-from tfdist.gradients.compression import METHODS, check, create_reducer
+from tfdist.gradients.compression import METHODS, create_reducer
+from tfdist.gradients.compression import check as check_compression
 
 
 class Compressor(abc.ABC):
@@ -90,7 +91,7 @@ class Compression(metaclass=_CompressionMeta):
     fp16 = FP16Compressor
 
 
-def wire_compressor(compression: Any) -> type[Compressor]:
+def to_compressor(compression: Any) -> type[Compressor]:
     """Returns the compressor of a single operation; raises `InputError` for a method that only supports gradients."""
     if isinstance(compression, str | Method):
         name = compression if isinstance(compression, str) else compression.text
@@ -100,7 +101,7 @@ def wire_compressor(compression: Any) -> type[Compressor]:
         )
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise InputError(
-            f"compression must have compress and decompress, or name a method. Received: {compression!r}. "
+            f"compression must be a class with compress and decompress, or a method. Received: {compression!r}. "
             "Pass hvd.Compression.none."
         )
     return compression
@@ -111,16 +112,16 @@ def validate_compression(compression: Any) -> Any:
     if isinstance(compression, str):
         compression = Method(compression)
     if isinstance(compression, Method):
-        check(compression.text)
+        check_compression(compression.text)
         return compression
-    return wire_compressor(compression)
+    return to_compressor(compression)
 
 
 def reducer_of(compression: Any, specs: Sequence[tf.TensorSpec]) -> Reducer:
     """Returns the reducer of dense gradients, which sums them in buckets with a `Method` or a Horovod compressor."""
     if isinstance(compression, Method):
         return create_reducer(specs, compression.text)
-    return Bucketed(CompressedSum(wire_compressor(compression)))
+    return Bucketed(CompressedSum(to_compressor(compression)))
 
 
 def is_lossless(compression: Any) -> bool:

@@ -34,7 +34,7 @@ except ImportError:
     horovod_elastic = None
 
     class State(RuntimeError):  # type: ignore[no-redef]
-        """Stands for the state, the errors and the function of an elastic job, which need Horovod."""
+        """Placeholder for Horovod's elastic state, errors and function, which need Horovod."""
 
         def __init__(self, *args: Any, **kwargs: Any):
             raise horovod_required_error("hvd.elastic", "Save checkpoints with Keras's ModelCheckpoint")
@@ -55,7 +55,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return func(state, *args, **kwargs)
-        except tf.errors.UnknownError as error:  # how TensorFlow reports failures of Horovod
+        except tf.errors.UnknownError as error:  # TensorFlow's error for failures of Horovod
             if "Horovod" not in str(error):
                 raise
             _log.warning("Horovod failed: %s", error_summary(error))
@@ -86,7 +86,7 @@ class ObjectState(_ObjectState):
 
 
 class _VariablesState(ObjectState):
-    """A state of variables and values. Synchronization resets the tapes' state of compression, of the previous ranks."""
+    """A state of variables and values. Synchronization resets the tapes' compression state, which previous ranks left."""
 
     def __init__(self, variables: Callable[[], Sequence[Any]], **kwargs: Any):
         self._variables, self._saved_values = variables, [tf.identity(v) for v in variables()]
@@ -118,9 +118,9 @@ class TensorFlowState(_VariablesState):
         check_no_session(session)
         if variables is None:
             raise NoGraphError(
-                "TensorFlow 2 has no global variables. Received: TensorFlowState() without variables. Pass the list of them."
+                "TensorFlow 2 has no global variables. Received: TensorFlowState() without variables. Pass a list of variables."
             )
-        check_eager("hvd.elastic.TensorFlowState", "Make it outside of graphs")
+        check_eager("hvd.elastic.TensorFlowState", "Create it outside of graphs")
         self.variables = variables
         super().__init__(lambda: variables, **kwargs)
 
@@ -140,14 +140,14 @@ class TensorFlowKerasState(_VariablesState):
     def __init__(
         self, model: keras.Model, optimizer: keras.Optimizer | None = None, backend: Any = None, **kwargs: Any
     ):
-        check_eager("hvd.elastic.TensorFlowKerasState", "Make it outside of graphs")
+        check_eager("hvd.elastic.TensorFlowKerasState", "Create it outside of graphs")
         if not model.built:
-            raise InputError("The model must be built first. Received: one without variables. Give it an Input.")
+            raise InputError("The model must be built first. Received: a model without variables. Add an Input to it.")
         self.model, self.optimizer = model, optimizer or model.optimizer
         super().__init__(lambda: shared_variables(self.model, self.optimizer), **kwargs)
 
     def reset(self) -> None:
-        """Makes Keras trace the model's steps again, since the number of ranks may have changed."""
+        """Makes Keras trace the model's steps again, because the number of ranks may have changed."""
         self.model.train_function = self.model.test_function = self.model.predict_function = None
         super().reset()
 
@@ -193,7 +193,7 @@ class CommitStateCallback(_StateCallback):
 
 
 class UpdateBatchStateCallback(_StateCallback):
-    """Sets `state.batch` to the number of the batch, and to 0 after an epoch."""
+    """Sets `state.batch` to the index of the batch, and to 0 after an epoch."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch = batch
@@ -203,7 +203,7 @@ class UpdateBatchStateCallback(_StateCallback):
 
 
 class UpdateEpochStateCallback(_StateCallback):
-    """Sets `state.epoch` to the number of completed epochs, over all resets."""
+    """Sets `state.epoch` to the number of completed epochs, including those before resets."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Records the first epoch, because Keras counts from 0 after each reset."""

@@ -1,4 +1,4 @@
-"""The interface of engines, and the names of calls and their comparison between ranks."""
+"""The interface `Engine`, and the names by which ranks identify a call."""
 
 import abc
 import dataclasses
@@ -17,14 +17,14 @@ from tfdist.errors import InputError
 from tfdist.horovod.errors import InvalidArgumentError
 from tfdist.horovod.ops import ReduceOp
 
-Factors: TypeAlias = tuple[float, float]  # of the tensors before a reduction, and of its results
+Factors: TypeAlias = tuple[float, float]  # of tensors before a reduction, and of its results
 
 
 @dataclasses.dataclass(frozen=True)
 class CallId:
     """Identifies one call of an operation; the same on every rank."""
 
-    name: str  # by which some engines match messages
+    name: str  # by which some engines match the ranks' calls
     process_set: Any  # the ranks that make the call
     has_user_name: bool = False  # whether the user has named the call; the name is then used for eager calls, too
     ignore_name_scope: bool = False  # whether the name omits TensorFlow's name scopes
@@ -41,7 +41,7 @@ class Engine(abc.ABC):
     adds gradients. Tensors of a list are sent together.
     """
 
-    rank: int  # the first seven are those of the functions in `tfdist.horovod.process`
+    rank: int  # the first seven are what the functions of `tfdist.horovod.process` return
     size: int
     local_rank: int
     local_size: int
@@ -75,19 +75,19 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends `splits[r]` rows to rank r; returns the received rows and their number, in the order of senders."""
+        """Sends `splits[r]` rows to rank r; returns the rows received, ordered by sender, and their number by sender."""
 
     @abc.abstractmethod
     def join(self) -> tf.Tensor:
         """Waits until all ranks have joined; returns the last one."""
 
     def has_no_joined_rank(self) -> bool:
-        """Returns whether no rank has joined yet; a collective call of the ranks that have not."""
+        """Returns whether no rank has joined yet; every rank that has not joined must call it."""
         return True
 
     @abc.abstractmethod
     def query(self, name: str, process_set_id: int = 0) -> tf.Tensor:
-        """Returns "rank", "local_rank", "local_size", or "size" or "process_set_included" of a set, as a scalar int32."""
+        """Returns "rank", "local_rank" or "local_size", or a set's "size" or "process_set_included", as a scalar int32."""
 
     def count(self, process_set: Any) -> int | tf.Tensor:
         """Returns the number of ranks in a set; a scalar int32 if it may change between runs of a graph."""
@@ -119,8 +119,8 @@ def scale_tensor(tensor: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.cast(tensor, dtype) * multiplier, tensor.dtype)
 
 
-def to_movable(engine: Engine, tensor: tf.Tensor, operation: str) -> tf.Tensor:
-    """Casts a tensor to a dtype that the engine can move; casting back is exact.
+def to_supported_dtype(engine: Engine, tensor: tf.Tensor, operation: str) -> tf.Tensor:
+    """Casts a tensor to a dtype that the engine can transfer; casting back is exact.
 
     Raises:
       InvalidArgumentError: there is no such dtype.
@@ -138,7 +138,7 @@ _counters: weakref.WeakKeyDictionary[Any, itertools.count] = weakref.WeakKeyDict
 
 
 def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scope: bool = False) -> CallId:
-    """Returns the call of an operation, with the user's name or a generated name.
+    """Returns the id of a call of an operation, with the user's name or a generated name.
 
     Calls in a graph are numbered in the order of tracing, independently of other graphs: ranks that trace the same code
     generate the same names. Eager calls are sequential, so the name of the operation suffices.

@@ -19,7 +19,7 @@ class UnknownNameError(InputError, AttributeError):
 
 class _OpError(InputError):
     def __init__(self, message: str):
-        super(ValueError, self).__init__(None, None, message)  # of the class of TensorFlow
+        super(ValueError, self).__init__(None, None, message)  # the constructor of TensorFlow's class
         self.args = (message,)
 
 
@@ -32,13 +32,13 @@ class FailedPreconditionError(_OpError, tf.errors.FailedPreconditionError):
 
 
 def check_eager(call_name: str, alternative: str) -> None:
-    """Raises `NoGraphError`, with the name of the call and an alternative, in a graph."""
+    """Raises `NoGraphError` in a graph, with the name of the call and an alternative."""
     if not tf.executing_eagerly():
         kind = "tf.function" if tf.compat.v1.executing_eagerly_outside_functions() else "a graph of TensorFlow 1"
-        raise NoGraphError(f"{call_name} runs eagerly. Received: a call in {kind}. {alternative}.")
+        raise NoGraphError(f"{call_name} must run eagerly. Received: a call in {kind}. {alternative}.")
 
 
 def check_no_session(session: object) -> None:
     """Raises `NoGraphError` for a session, which does not exist in TensorFlow 2."""
     if session is not None:
-        raise NoGraphError(f"TensorFlow 2 has no sessions. Received: session={session!r}. Leave it out.")
+        raise NoGraphError(f"TensorFlow 2 has no sessions. Received: session={session!r}. Remove it.")

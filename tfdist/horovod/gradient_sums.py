@@ -29,20 +29,20 @@ _PLAN_SECONDS = 600.0  # maximum delay between ranks that build and trace a mode
 class Options:
     """Options of the reduction, with the names of Horovod's arguments."""
 
-    name: str  # of the messages
+    name: str  # prefix of the names of collectives
     compression: Any  # see `reducer_of`
     sparse_as_dense: bool  # whether slices are summed as dense tensors
     op: ReduceOp  # Average, Sum, or another operation, which the engine applies to each tensor separately
-    # Divisor of gradients before the sum of a mean; the sum is divided by the remaining factor.
+    # For a mean of N ranks, the divisor of gradients before they are summed; the sum is divided by N / factor.
     gradient_predivide_factor: float
     process_set: Any  # the ranks that reduce; other ranks keep their local gradients
     scale_local_gradients: bool  # whether gradients of local variables are divided by the number of ranks
     device_dense: str  # device on which dense gradients are reduced
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for a factor of another operation."""
+        """Raises `InputError` for a factor with another operation."""
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise InputError(f"gradient_predivide_factor is for op=Average. Received: op={self.op.name}. Leave it out.")
+            raise InputError(f"gradient_predivide_factor is for op=Average. Received: op={self.op.name}. Remove it.")
 
 
 class GradientSums:
@@ -135,7 +135,7 @@ class GradientSums:
             if not is_lossless(options.compression):
                 raise InputError(
                     f"{options.compression} takes gradients of known shapes. Received: {name} of {gradient.shape}. "
-                    "Use hvd.Compression.none or .fp16 for it."
+                    "Use hvd.Compression.none or .fp16."
                 )
             totals[name] = allreduce(_to_dense(gradient), **arguments)
         return totals
@@ -206,7 +206,7 @@ class GradientSums:
 
 
 def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
-    """Returns the names of the gradients on the first rank; layers may have other names or numbers on other ranks."""
+    """Returns the names of the gradients on the first rank; layers may have other names or suffixes on other ranks."""
     group, names = current_engine.group, list(plan)
     if group.all_equal("horovod/gradients", list(plan.items()), _PLAN_SECONDS):
         return names

@@ -29,8 +29,8 @@ _EAGER_NAMES = 256  # number of cached functions for named eager calls
 class HorovodEngine(Engine):
     """Forwards operations to Horovod, except for reduce-scatter (see `reducescatter`).
 
-    `group` is the job's group, if this process is already a member; otherwise it joins, and calls `on_join`: it stays a
-    member if Horovod then fails. `options` are arguments of Horovod's `init`.
+    `group` is the job's group if this process is already a member. Otherwise, it joins, and passes the group to `on_join`,
+    because it stays a member even if Horovod then fails. `options` are arguments of Horovod's `init`.
     """
 
     reducible_dtypes = HorovodCollectives.wire.reduces | {tf.uint8, tf.int8}
@@ -109,7 +109,7 @@ class HorovodEngine(Engine):
     def has_no_joined_rank(self) -> bool:
         """See base class.
 
-        Returns False after this rank's first join, because ranks may then reach the same gradients at different times.
+        Returns False after this rank's first join, because ranks may then reduce the same gradients at different times.
         """
         if self._has_joined:
             return False
@@ -129,7 +129,7 @@ class HorovodEngine(Engine):
 
 
 def _check_process_sets(process_sets: list[list[int]], group: Group) -> None:
-    """Raises `InputError` on every rank if their process sets differ, from which Horovod does not recover."""
+    """Raises `InputError` on every rank if their process sets differ: Horovod cannot recover from this."""
     group.agree("horovod/process_sets", {"process_sets": process_sets}, "The hvd.init argument ", _INIT_SECONDS)
 
 
@@ -139,10 +139,10 @@ def _restore_shape(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _key_without_group(is_local: bool) -> str:
-    """Returns the key of objects for ranks without a group.
+    """Returns the key that signs objects, for ranks without a group.
 
     If all ranks are on this host (`is_local`), or this host runs Horovod's rendezvous server, the key is derived from a key
-    of the user. Other hosts do not have the user's key, so ranks that an elastic job starts there need a token.
+    of the user. Other hosts do not have this key, so ranks that an elastic job starts there need a token.
     """
     server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
     host = LOOPBACK if is_local or network_interface(server) else server
@@ -151,7 +151,7 @@ def _key_without_group(is_local: bool) -> str:
 
 
 def _call_by_dtype(operation: str, tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> list[tf.Tensor]:
-    """Makes a call for a single tensor, or a grouped call for each dtype."""
+    """Calls Horovod for a single tensor, or with a group of tensors for each dtype."""
     if len(tensors) == 1:
         return [_call_horovod(operation, tensors, call, **options)]
 
@@ -162,7 +162,7 @@ def _call_by_dtype(operation: str, tensors: Sequence[tf.Tensor], call: CallId, *
 
 
 def _call_horovod(operation: str, tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> Any:
-    """Makes a call; named eager calls run in a small graph, because TensorFlow does not name eager operations."""
+    """Calls Horovod. Named eager calls run in a small graph, because TensorFlow does not name eager operations."""
     all_options = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
     if call.has_user_name and tf.executing_eagerly():
         specs = tuple(tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in tensors)

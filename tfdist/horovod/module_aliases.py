@@ -1,4 +1,4 @@
-"""`mpi_ops` and `util`: Horovod's modules from which scripts import functions."""
+"""Provides Horovod's modules `mpi_ops` and `util`, from which scripts import functions."""
 
 import functools
 import importlib
@@ -48,28 +48,28 @@ def _make_callable(cls: Any) -> None:
 
 
 def _rate(optimizer: keras.Optimizer) -> Any:
-    _warn_once("lr", "learning_rate", "its name")
+    _warn_once("lr", "learning_rate", "the new name")
     rate = optimizer.learning_rate
     return rate.value if isinstance(rate, keras.Variable) else rate
 
 
 def _set_rate(optimizer: keras.Optimizer, rate: Any) -> None:
-    _warn_once("lr", "learning_rate", "its name")
+    _warn_once("lr", "learning_rate", "the new name")
     optimizer.learning_rate = rate
 
 
 @functools.cache
 def _warn_once(old_name: str, new_name: str, difference: str) -> None:
     warnings.warn(
-        f"optimizer.{old_name} is optimizer.{new_name} in Keras 3, where that is {difference}. It works only under "
-        f"tfdist.horovod: write optimizer.{new_name}.",
+        f"optimizer.{old_name} works only under tfdist.horovod. Use Keras 3's optimizer.{new_name} instead, which is "
+        f"{difference}.",
         FutureWarning,
         stacklevel=3,
     )
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """Returns hashable references of a variable, or of the variables in nested lists."""
+    """Returns hashable references to a variable, or to the variables in nested lists."""
     return tuple(map(vars_to_refs, vars)) if isinstance(vars, list) else vars.ref()
 
 

@@ -25,30 +25,30 @@ from tfdist.horovod.process_sets import global_process_set
 # Objects are signed, because unpickling runs code and the engine has no authentication. A signature is an HMAC-SHA256 with a
 # key of the job. Before their first object, the ranks of a process set exchange nonces on which the key depends, so that no
 # rank accepts an object that was signed before it started the engine. The signature covers the operation, the call's name, its
-# number among the calls with this name, the sender's rank, and the object.
+# index among the calls with this name, the sender's rank, and the object.
 #
-# Cost: 32 bytes and about a second per GB on each side; a small all-gather per process set and start of the engine.
+# Cost: 32 bytes and about a second per GB on each side; a small all-gather per process set each time the engine starts.
 
-_SIGNATURE = 32  # bytes
-_NONCE = 16  # bytes
+_MAC_BYTES = 32
+_NONCE_BYTES = 16
 
-# For each engine and process set, the ranks and their nonces, and the numbers of calls by operation and name.
+# For each engine and process set, the ranks and their nonces, and the counts of calls by operation and name.
 _Sessions: TypeAlias = dict[tuple[int, ...], tuple[bytes, collections.Counter[tuple[str, str]]]]
 _sessions_by_engine: weakref.WeakKeyDictionary[Engine, _Sessions] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 class Call:
-    """Signs and verifies the objects of one exchange; the first one on a process set exchanges nonces."""
+    """Signs and verifies the objects of one exchange; the first exchange of a process set also exchanges nonces."""
 
     def __init__(self, operation: str, name: str, process_set: Any):
         sessions, ranks = _sessions_by_engine.setdefault(engine(), {}), tuple(process_set.ranks)
         with _lock:
             if ranks not in sessions:
                 sessions[ranks] = _new_session(process_set), collections.Counter()
-            session, numbers = sessions[ranks]
-            self._name, self._identity = name, (operation, name, numbers[operation, name])
-            numbers[operation, name] += 1
+            session, call_counts = sessions[ranks]
+            self._name, self._identity = name, (operation, name, call_counts[operation, name])
+            call_counts[operation, name] += 1
         self._key = hmac.digest(engine().object_key.encode(), session, "sha256")
 
     def sign(self, data: bytes, sender: int) -> np.ndarray:
@@ -58,13 +58,13 @@ class Call:
     def verify(self, message: np.ndarray, sender: int) -> memoryview:
         """Returns the pickled object in a message; raises `InputError` unless rank `sender` has signed it."""
         data = memoryview(message.tobytes())
-        if not hmac.compare_digest(data[:_SIGNATURE], self._signature(data[_SIGNATURE:], sender)):
+        if not hmac.compare_digest(data[:_MAC_BYTES], self._signature(data[_MAC_BYTES:], sender)):
             raise InputError(
                 "An object of another rank must be signed with this job's token. Received: another signature, in "
-                f"{self._name!r}. Give all processes of a job the same TFDIST_TOKEN, or none; if they do, the "
+                f"{self._name!r}. Set the same TFDIST_TOKEN, or none, for all processes of a job; if this is so, the "
                 "object was altered in transit."
             )
-        return data[_SIGNATURE:]
+        return data[_MAC_BYTES:]
 
     def _signature(self, data: bytes | memoryview, sender: int) -> bytes:
         mac = hmac.new(self._key, repr((*self._identity, sender)).encode() + b"\0", "sha256")
@@ -74,11 +74,11 @@ class Call:
 
 def _new_session(process_set: Any) -> bytes:
     """Returns the ranks of a set and their nonces; only this rank's nonce is authentic."""
-    nonce, ranks = secrets.token_bytes(_NONCE), list(process_set.ranks)
+    nonce, ranks = secrets.token_bytes(_NONCE_BYTES), list(process_set.ranks)
     message = tf.constant(np.frombuffer(nonce, np.uint8))
     nonces = allgather(message, "object_nonces", process_set=process_set).numpy().tobytes()
-    offset = ranks.index(engine().rank) * _NONCE
-    return repr(ranks).encode() + b"\0" + nonces[:offset] + nonce + nonces[offset + _NONCE :]
+    offset = ranks.index(engine().rank) * _NONCE_BYTES
+    return repr(ranks).encode() + b"\0" + nonces[:offset] + nonce + nonces[offset + _NONCE_BYTES :]
 
 
 def broadcast_object(  # noqa: D417
@@ -93,7 +93,7 @@ def broadcast_object(  # noqa: D417
     Args:
       obj: an object that can be pickled; ignored except on the root.
       root_rank: a rank of the job.
-      session: None: TensorFlow 2 has no sessions. For the other arguments, see `allreduce`.
+      session: must be None, because TensorFlow 2 has no sessions. For the other arguments, see `allreduce`.
 
     Raises:
       InputError: an object is not signed with this job's token.
@@ -104,7 +104,7 @@ def broadcast_object(  # noqa: D417
     data = cloudpickle.dumps(obj) if is_root else b""
     size = broadcast(tf.constant([len(data)], tf.int64), root_rank, f"{name}.sz", process_set=process_set)
     call = Call("broadcast_object", name, process_set)
-    message = call.sign(data, root_rank) if is_root else np.zeros([_SIGNATURE + int(size[0])], np.uint8)
+    message = call.sign(data, root_rank) if is_root else np.zeros([_MAC_BYTES + int(size[0])], np.uint8)
     result = broadcast(tf.constant(message, tf.uint8), root_rank, f"{name}.t", process_set=process_set)
     return obj if is_root else cloudpickle.loads(call.verify(result.numpy(), root_rank))
 
@@ -123,7 +123,7 @@ def allgather_object(
     check_eager("hvd.allgather_object", "Call it outside of graphs")
     name = name or "allgather_object"
     data = cloudpickle.dumps(obj)
-    sizes = _SIGNATURE + allgather(tf.constant([len(data)], tf.int64), f"{name}.sz", process_set=process_set).numpy()
+    sizes = _MAC_BYTES + allgather(tf.constant([len(data)], tf.int64), f"{name}.sz", process_set=process_set).numpy()
     call = Call("allgather_object", name, process_set)
     message = tf.constant(call.sign(data, engine().rank), tf.uint8)
     messages = np.split(allgather(message, f"{name}.t", process_set=process_set).numpy(), np.cumsum(sizes)[:-1])
@@ -160,9 +160,9 @@ def _assign_broadcast(variables: Any, root_rank: int, name: str | None, process_
         variables = variables()
     return [
         variable.assign(
-            broadcast(tf.convert_to_tensor(variable), root_rank, name and f"{name}_{number}", process_set=process_set)
+            broadcast(tf.convert_to_tensor(variable), root_rank, name and f"{name}_{index}", process_set=process_set)
         )
-        for number, variable in enumerate(variables)
+        for index, variable in enumerate(variables)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Operations on tensors, barriers, and ranks and sizes as tensors: Horovod's functions, including gradients.
+"""Implements Horovod's functions on tensors: collectives with gradients, barriers, and ranks and sizes as tensors.
 
 **Gradients.** Operations have the same gradients as in Horovod, because scripts rely on them, although they belong to
 different losses: with L the sum of the ranks' losses over N ranks, all-reduce and all-to-all return dL/dx, all-gather and
@@ -15,8 +15,8 @@ import tensorflow as tf
 from tfdist.collectives.interface import CARRIERS
 from tfdist.collectives.no_constant_folding import runtime_zero
 from tfdist.errors import InputError
-from tfdist.horovod.compression import Compression, wire_compressor
-from tfdist.horovod.engine import CallId, Factors, call_of, scale_tensor, to_movable
+from tfdist.horovod.compression import Compression, to_compressor
+from tfdist.horovod.engine import CallId, Factors, call_of, scale_tensor, to_supported_dtype
 from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError, NotSupportedError
 from tfdist.horovod.ops import (
     Adasum,
@@ -40,8 +40,8 @@ def with_alternative_signature(
 ) -> Callable[[_Function], _Function]:
     """Returns a decorator of a function that adds an alternative signature.
 
-    `order` has its argument names in order; `value` stands for `tensor`. `is_alternative` returns whether positional arguments
-    match it; None if the order is the same.
+    `order` is its list of argument names, in which `value` stands for `tensor`. `is_alternative` returns whether positional
+    arguments match it; None if the order is the same.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -133,7 +133,7 @@ def reduce_through_engine(
 
 
 def _gather(tensors: Sequence[tf.Tensor], call: CallId, operation: str) -> list[tf.Tensor]:
-    inputs = [to_movable(engine(), tensor, operation) for tensor in tensors]
+    inputs = [to_supported_dtype(engine(), tensor, operation) for tensor in tensors]
     results = zip(engine().gather(inputs, call), tensors, strict=True)
     return [tf.cast(result, tensor.dtype) for result, tensor in results]
 
@@ -160,7 +160,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gathers several tensors like `allgather`, in one message per dtype; returns them in order."""
+    """Gathers several tensors like `allgather`, in one collective per dtype; returns them in order."""
     if not tensors:
         return []
     call = call_of("grouped_allgather", name, process_set, ignore_name_scope)
@@ -216,7 +216,7 @@ def broadcast(  # noqa: D417
             # Zero, but depends on the mean: the graph must not prune the all-reduce, for which the root waits.
             return tf.where(tf.equal(runtime_zero(), 0), tf.zeros_like(mean), mean)
 
-        message = to_movable(current_engine, tf.stop_gradient(x), f"broadcast {call.name}")
+        message = to_supported_dtype(current_engine, tf.stop_gradient(x), f"broadcast {call.name}")
         return tf.cast(current_engine.broadcast(message, root_rank, call), x.dtype), gradient
 
     return differentiable(tf.convert_to_tensor(tensor))
@@ -258,7 +258,7 @@ def exchange_rows(tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[t
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
-        message = to_movable(engine(), tf.stop_gradient(x), f"alltoall {call.name}")
+        message = to_supported_dtype(engine(), tf.stop_gradient(x), f"alltoall {call.name}")
         rows, row_counts = engine().exchange(message, splits, call)
 
         def gradient(upstream: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
@@ -291,7 +291,7 @@ def reducescatter(  # noqa: D417
 ) -> tf.Tensor:
     """Reduces a tensor over the ranks and returns this rank's rows of it; differentiable.
 
-    If the number of rows is not divisible, the first ranks get one more row. Composed of an all-to-all and a local sum in
+    If N does not divide the number of rows, the first ranks get one more row. Composed of an all-to-all and a local sum in
     the order of ranks (16-bit floats are summed in float32), because Horovod's reduce-scatter makes all later all-reduces
     many times slower under Gloo. Cost: n (N - 1) / N bytes sent, after a small message that compares shape and operation.
 
@@ -307,9 +307,9 @@ def reducescatter(  # noqa: D417
     """
     if (reduce_op := to_reduce_op(op)) not in (Average, Sum):
         raise InputError(
-            f"reducescatter takes op=Average or Sum. Received: {reduce_op.name}. Use allreduce and take the rows."
+            f"reducescatter takes op=Average or Sum. Received: {reduce_op.name}. Use allreduce, and slice its result."
         )
-    compressor = wire_compressor(compression)
+    compressor = to_compressor(compression)
     call = call_of("reducescatter", name, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         message, context = compressor.compress(_check_rows(tensor, "reducescatter"))
@@ -363,7 +363,7 @@ def _agree_on_row_count(tensor: tf.Tensor, op: ReduceOp, factors: Factors, call:
     These are encoded in the shape of an empty tensor, which the engine compares in a gather, raising
     `tf.errors.FailedPreconditionError` on every rank if they differ. No data is sent.
     """
-    factors_hash = zlib.crc32(repr(tuple(map(float, factors))).encode()) % _HASHES
+    factors_hash = zlib.crc32(repr(tuple(map(float, factors))).encode()) % _HASH_MODULUS
     row_shape = tf.concat([[1 + int(op), 1 + factors_hash], tf.shape(tensor)], 0)
     empty_tensor = tf.zeros(tf.concat([runtime_zero()[None], row_shape], 0), tensor.dtype)
     try:
@@ -378,7 +378,7 @@ def _agree_on_row_count(tensor: tf.Tensor, op: ReduceOp, factors: Factors, call:
 
 
 # The hash of the factors is a dim of a row, whose number of elements must stay far below 2 ^ 63.
-_HASHES = 1021
+_HASH_MODULUS = 1021
 
 
 def _check_rows(tensor: Any, operation: str) -> tf.Tensor:
@@ -422,7 +422,7 @@ def allreduce(
       device_dense: device on which dense tensors are reduced.
       device_sparse: device on which slices are gathered.
       compression: `Compression.none`, `.fp16` or a class with Horovod's `compress` and `decompress`.
-      op: Average (the default), Sum, Min, Max, Product or Adasum; only the first two for slices.
+      op: Average (the default), Sum, Min, Max, Product or Adasum; slices support only the first two.
       prescale_factor: factor of the tensor before the reduction.
       postscale_factor: factor of the result.
       name: name of the call, the same on every rank; by default, calls are numbered in the order of tracing.
@@ -451,7 +451,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Reduces several tensors like `allreduce`, in one message per dtype; returns them in order."""
+    """Reduces several tensors like `allreduce`, in one collective per dtype; returns them in order."""
     call = call_of("grouped_allreduce", name, process_set, ignore_name_scope)
     reduce_op, factors = handle_average_backwards_compatibility(op, average), (prescale_factor, postscale_factor)
     return _allreduce(tensors, reduce_op, factors, (device_dense, device_sparse), compression, call)
@@ -465,7 +465,7 @@ def _allreduce(
     compression: Any,
     call: CallId,
 ) -> list[Any]:
-    compressor, results = wire_compressor(compression), list(tensors)
+    compressor, results = to_compressor(compression), list(tensors)
     sparse_indices = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     dense_indices = [i for i in range(len(tensors)) if i not in sparse_indices]
     if sparse_indices:

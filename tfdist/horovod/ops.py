@@ -26,7 +26,7 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
     if average is not None:
         if op is not None:
             raise InputError(
-                f"Only one of op and average can be given. Received: op={op}, average={average}. Leave out average."
+                f"op and average are mutually exclusive. Received: op={op}, average={average}. Remove average."
             )
         warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=3)
         return Average if average else Sum

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`, its partial form, and `load_model`: Horovod's functions, for Keras 3 optimizers."""
+"""Horovod's `DistributedOptimizer`, `PartialDistributedOptimizer` and `load_model`, for Keras 3 optimizers."""
 
 import functools
 import inspect
@@ -26,7 +26,7 @@ def patch_keras() -> None:
 
     After `init`, models are trained and evaluated without XLA, because any step may communicate and XLA cannot compile
     communication. A loss scale around a distributed optimizer checks the gradients of all ranks, which then apply or
-    skip a step together; it cannot be pickled, either. `compile` ignores `experimental_run_tf_function`, which Horovod's
+    skip a step together. It cannot be pickled, either. `compile` ignores `experimental_run_tf_function`, which Horovod's
     scripts for TensorFlow 2 pass.
     """
     loss_scale_class = keras.optimizers.LossScaleOptimizer
@@ -42,7 +42,7 @@ def patch_keras() -> None:
                 self.jit_compile = False
             if needs_communication(self) and self.steps_per_execution > 1 and not horovod_is_installed():
                 raise InputError(
-                    f"Without Horovod steps_per_execution is 1. Received: {self.steps_per_execution}. Leave it out, or run "
+                    f"Without Horovod, steps_per_execution must be 1. Received: {self.steps_per_execution}. Remove it, or run "
                     "`tfdist install_horovod`."
                 )
             return make_function(self, *args, **kwargs)
@@ -129,7 +129,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       device_sparse: accepted, but has no effect.
       compression: `Compression.none`, `.fp16`, or a method of tfdist such as `Compression.powersgd(rank=4)`, also as a string.
       sparse_as_dense: whether `tf.IndexedSlices` are summed as dense tensors.
-      gradient_predivide_factor: divisor of gradients before the sum of a mean; the sum is divided by the remaining factor.
+      gradient_predivide_factor: for a mean, divisor of gradients before they are summed; the sum is divided by N / factor.
       op: Average or Sum.
       backward_passes_per_step: number of calls whose gradients each rank sums before they are reduced and applied.
       average_aggregated_gradients: whether that sum is divided by the number of calls.
@@ -184,7 +184,7 @@ def check_groups(num_groups: int, groups: int | Sequence[Any] | None) -> None:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     if groups is not None and not isinstance(groups, list) and not (is_integer(groups) and groups > 0):
         raise InputError(
-            f"groups must be an integer above 0 or a list of lists of variables. Received: {groups!r}. Leave it out."
+            f"groups must be a positive integer or a list of lists of variables. Received: {groups!r}. Remove it."
         )
 
 
@@ -202,10 +202,10 @@ def load_model(
       custom_optimizers: classes of optimizers that Keras does not know.
       custom_objects: other classes and functions that Keras does not know, by name.
       compression: compression of the distributed optimizer; its state is not saved with the model.
-      legacy_opts: False; Keras 3 has no legacy optimizers.
+      legacy_opts: must be False, because Keras 3 has no legacy optimizers.
     """
     if legacy_opts:
-        raise InputError("Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out.")
+        raise InputError("Keras 3 has no legacy optimizers. Received: legacy_opts=True. Remove it.")
     objects = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is not None:

@@ -72,7 +72,7 @@ def _start_engine(options: dict[str, Any]) -> Engine:
 
 
 def horovod_is_installed() -> bool:
-    """Returns whether Horovod is installed; raises an error if it cannot be imported."""
+    """Returns whether Horovod is installed; raises an error if it is installed but cannot be imported."""
     try:
         importlib.import_module("horovod")
     except ModuleNotFoundError as error:
@@ -88,7 +88,7 @@ def _leave_at_exit() -> None:
 
 
 def _leave_groups() -> None:
-    """Leaves the group at exit; a process that an error has ended does not wait for other ranks."""
+    """Leaves the group at exit. After an error, the process does not wait for other ranks."""
     code, reason = goodbye_of(getattr(sys, "last_value", None))
     with contextlib.suppress(TfdistError):  # the lost rank reports the error
         if is_planned(code):
@@ -111,7 +111,7 @@ def is_initialized() -> bool:
 def engine() -> Engine:
     """Returns the engine in use; raises `InputError` before `init`."""
     if not _engines:
-        raise InputError("hvd.init() must be called first. Received: a call before it, or after hvd.shutdown().")
+        raise InputError("hvd.init() must be called first. Received: a call before that, or after hvd.shutdown().")
     return _engines[0]
 
 
@@ -164,12 +164,12 @@ def stop_timeline() -> None:
 
 def add_process_set(process_set: Any) -> Any:
     """Adds a set of ranks after `init`, with HOROVOD_DYNAMIC_PROCESS_SETS=1; every rank must call it."""
-    return _horovod_function("add_process_set", "Leave out process_set")(process_set)
+    return _horovod_function("add_process_set", "Remove process_set")(process_set)
 
 
 def remove_process_set(process_set: Any) -> bool:
     """Removes a set of ranks; every rank must call it. Returns whether the set existed."""
-    return _horovod_function("remove_process_set", "Leave out process_set")(process_set)
+    return _horovod_function("remove_process_set", "Remove process_set")(process_set)
 
 
 def _horovod_function(name: str, alternative: str) -> Any:
@@ -208,5 +208,5 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
     """Raises `ImportError` if an extension of Horovod was not built, and `InputError` without Horovod."""
     if not horovod_is_installed():
-        raise horovod_required_error(f"hvd.check_extension({ext_name!r}, ...)", "Leave it out")
+        raise horovod_required_error(f"hvd.check_extension({ext_name!r}, ...)", "Remove the call")
     importlib.import_module("horovod.common.util").check_extension(ext_name, ext_env_var, pkg_path, *args)

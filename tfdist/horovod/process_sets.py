@@ -17,8 +17,8 @@ except ImportError:
         def __init__(self, ranks_or_comm: Sequence[int]):
             if list(ranks_or_comm):
                 raise InputError(
-                    f"A set of some ranks needs Horovod. Received: ProcessSet({ranks_or_comm!r}) without it. "
-                    "Run `tfdist install_horovod`, or leave out process_set."
+                    f"A process set of some ranks needs Horovod. Received: ProcessSet({ranks_or_comm!r}). "
+                    "Run `tfdist install_horovod`, or remove process_set."
                 )
             self.ranks: list[int] = []
             self._rank: int | None = None
@@ -45,7 +45,7 @@ except ImportError:
 def ranks_of(process_sets: Any, size: int) -> list[list[int]]:
     """Returns the ranks of the process sets passed to `init`, except for MPI communicators and "dynamic".
 
-    Horovod validates sets during its start, after which a failed process cannot start it again.
+    Horovod validates sets when it starts, and a process in which this fails cannot start it again.
 
     Raises:
       InputError: a rank is not in the job, which may have fewer processes than the program expects.
@@ -56,6 +56,6 @@ def ranks_of(process_sets: Any, size: int) -> list[list[int]]:
     for ranks in rank_lists:
         if not ranks or not set(ranks) <= set(range(size)):
             raise InputError(
-                f"A process set must have ranks from 0 to {size - 1}. Received: {ranks}. Leave out the others."
+                f"A process set must have ranks from 0 to {size - 1}. Received: {ranks}. Remove the other ranks."
             )
     return rank_lists

@@ -17,7 +17,7 @@ class SyncBatchNormalization(layers.SyncBatchNormalization):
     """`tfdist.layers.SyncBatchNormalization` over all ranks, wherever it is called.
 
     Horovod's layer squares means, which loses precision for inputs far from zero; this layer merges count, mean and M2.
-    Every rank must call it the same number of times. Cost: see the base class. `fused` must be False; for the other
+    Every rank must call the layer the same number of times. Cost: see the base class. `fused` must be False; for the other
     arguments, see `keras.layers.BatchNormalization`.
     """
 
@@ -25,7 +25,7 @@ class SyncBatchNormalization(layers.SyncBatchNormalization):
 
     def __init__(self, fused: bool = False, **kwargs: Any):
         if fused is not False:
-            raise InputError(f"SyncBatchNormalization has no fused form. Received: fused={fused}. Leave it out.")
+            raise InputError(f"SyncBatchNormalization has no fused form. Received: fused={fused}. Remove it.")
         super().__init__(**kwargs)
         patch_keras()
 

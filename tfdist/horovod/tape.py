@@ -1,4 +1,4 @@
-"""`DistributedGradientTape` and its partial form: Horovod's functions, on tfdist's reducers."""
+"""Horovod's `DistributedGradientTape` and `PartialDistributedGradientTape`, with tfdist's reducers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ class DistributedTape(tf.GradientTape):
     __slots__ = ("_local_keys", "_reduction")
 
     def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local_sources: Sequence[Any]):
-        self.__dict__ = tape.__dict__  # type: ignore[misc]  # the same recording, which may still be going on
+        self.__dict__ = tape.__dict__  # type: ignore[misc]  # shares the recording, which may be in progress
         self._reduction, self._local_keys = reduction, set(map(key_of, local_sources))
 
     def gradient(
@@ -97,7 +97,7 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see Distribut
     if reduce_op not in (Average, Sum) and not is_lossless(compression):
         raise InputError(
             f"op=hvd.{reduce_op.name} takes Compression.none or .fp16. Received: {compression.text}. Use "
-            "op=hvd.Average, or leave out compression."
+            "op=hvd.Average, or remove compression."
         )
     name, arguments = "DistributedGradientTape", (gradient_predivide_factor, process_set, scale_local_gradients)
     options = Options(name, compression, sparse_as_dense, reduce_op, *arguments, device_dense)

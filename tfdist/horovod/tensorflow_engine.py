@@ -30,11 +30,11 @@ class TensorFlowEngine(Engine):
     def __init__(self, options: dict[str, Any]):
         for name, value in options.items():
             if value:
-                raise horovod_required_error(f"hvd.init({name}=...)", f"Leave out {name}")
+                raise horovod_required_error(f"hvd.init({name}=...)", f"Remove {name}")
         strategy = load_strategy("auto")
         if len(strategy.local_replicas) != 1:
             raise InputError(
-                f"tfdist.horovod uses one device per process. Received: {len(strategy.local_replicas)} of this "
+                f"tfdist.horovod uses one device per process. Received: {len(strategy.local_replicas)} in this "
                 "process. Start one process per device."
             )
         self._strategy, self.group = strategy, strategy.group
@@ -51,7 +51,7 @@ class TensorFlowEngine(Engine):
 
     def collectives_of(self, process_set: Any) -> Collectives:
         if process_set is not global_process_set:
-            raise horovod_required_error("A process set of some ranks", "Leave out process_set")
+            raise horovod_required_error("A process set of some ranks", "Remove process_set")
         return self.collectives
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, factors: Factors) -> list[tf.Tensor]:
@@ -88,15 +88,15 @@ class TensorFlowEngine(Engine):
         return tf.concat(parts, 0), table[:, self.rank]
 
     def join(self) -> tf.Tensor:
-        raise horovod_required_error("hvd.join()", "Give every rank the same number of steps (steps_per_epoch)")
+        raise horovod_required_error("hvd.join()", "Run the same number of steps on every rank (steps_per_epoch)")
 
     def query(self, name: str, process_set_id: int = 0) -> tf.Tensor:
         if process_set_id:
-            raise horovod_required_error("A process set of some ranks", "Leave out process_set_id")
+            raise horovod_required_error("A process set of some ranks", "Remove process_set_id")
         return tf.constant(1 if name == "process_set_included" else getattr(self, name))
 
     def _agree(self, name: str, operation: str, tensors: Sequence[tf.Tensor], allows_uneven_rows: bool = False) -> None:
-        """Checks that every rank makes this call next; with `allows_uneven_rows`, the number of rows may differ between ranks.
+        """Checks that every rank makes this call next; with `allows_uneven_rows`, their numbers of rows may differ.
 
         Eager calls are compared before they run, calls in a `tf.function` during tracing: TensorFlow's collectives match calls
         only by order, and a sum on one rank and a mean on another would silently return wrong results. Cost: a round trip to

@@ -24,7 +24,7 @@ class Accumulation:
         self.passes, self.average = int(passes), average
         self._sums: dict[int, tuple[Any, tf.Variable]] = {}  # variables that have had a gradient, and their sums
         self._count: tf.Variable | None = None
-        self._variable_count: tf.Variable | None = None  # number of these variables, which may change after tracing
+        self._variable_count: tf.Variable | None = None  # size of `_sums`, which may change after tracing
 
     def reset_state(self) -> None:
         """Discards the passes since the last update."""
@@ -33,7 +33,7 @@ class Accumulation:
         self._reset()
 
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Tensor:
-        """Adds the gradients of a pass; returns a scalar bool, whether the pass was the last one of a step."""
+        """Adds the gradients of a pass; returns, as a scalar bool, whether the pass was the last one of a step."""
         with tf.init_scope():
             if self._count is None or self._variable_count is None:
                 self._count = tf.Variable(0, trainable=False, name="backward_passes")
@@ -138,10 +138,10 @@ def wrap_optimizer(optimizer: keras.Optimizer, reduction: GradientSums, accumula
     """
     if not isinstance(optimizer, keras.Optimizer):
         raise InputError(
-            f"The optimizer must be one of Keras 3. Received: {type(optimizer).__name__}. Use one of keras.optimizers."
+            f"The optimizer must be a Keras 3 optimizer. Received: {type(optimizer).__name__}. Use one of keras.optimizers."
         )
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
-        raise InputError("The optimizer is already distributed. Received: a wrapped one. Wrap it once.")
+        raise InputError("The optimizer must not be distributed yet. Received: a distributed optimizer. Wrap it once.")
     return _wrap(optimizer, reduction, accumulation, set())
 
 

@@ -1,4 +1,4 @@
-"""An attempt at a job: runs its processes on this host until all have ended."""
+"""Runs an attempt of a job on this host until all its processes have ended."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ _LAUNCHER_VARIABLES = (
 )
 
 
-def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
+def run_attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
     """Starts the processes with new ports and a new group, and waits until all have ended.
 
     Raises:
@@ -52,9 +52,9 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
         if is_first:
             evaluator = ", an evaluator" if len(tasks) > len(ranks) else ""
             host.say(f"{name_ranks(ranks)} of {placement.size}{evaluator}, logs in {host.logs}")
-            exposure = ENGINES[host.job.launcher].exposure
-            if exposure and not host.job.servers:
-                host.say(exposure)
+            port_warning = ENGINES[host.job.launcher].port_warning
+            if port_warning and not host.job.servers:
+                host.say(port_warning)
         absent: list[int] = []  # ranks that do not join in time
         timeout = _start_timeout(host.job.start_timeout_seconds, server, absent)
         rejoin = _RejoinCheck(host.job, server, order.attempt)
@@ -89,7 +89,7 @@ def _serve_group(
 
 
 def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
-    """Returns the tasks of the ranks of this node, and then of the evaluator, if it is here."""
+    """Returns the tasks of the ranks of this node, and then of the evaluator, if it runs here."""
     inherited = {k: v for k, v in without_sources(host.environment).items() if k not in _LAUNCHER_VARIABLES}
     job_environment = {"PYTHONUNBUFFERED": "1"} | inherited  # prints the last lines before a crash
     job_environment |= {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}
@@ -158,7 +158,7 @@ def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
 
 
 def _start_timeout(seconds: float, server: Server | None, absent: list[int]) -> StopCheck:
-    """Returns a check that all ranks join the group within a time limit after the first one; it adds those that do not.
+    """Returns a check that all ranks join the group within a time limit after the first rank; adds the others to `absent`.
 
     Ranks that do not use tfdist never join the group, and have no time limit.
     """
@@ -201,7 +201,7 @@ class _RejoinCheck:
             return None
         self._lost_ranks = sorted(server.departed_members)
         outcome = Outcome(
-            ExitCode.PREEMPTED, f"the processes stop so that {name_ranks(self._lost_ranks)} can start again"
+            ExitCode.PREEMPTED, f"the processes stop so that {name_ranks(self._lost_ranks)} can be restarted"
         )
         return Stop(outcome, self._job.grace_seconds, is_requested=True, is_final=False)
 
@@ -227,10 +227,10 @@ def _check_orders(host: Host, order_source: OrderSource) -> Stop | None:
 
 
 def _check_launchers(host: Host, launchers: Group) -> Stop | None:
-    """Checks for launchers of other hosts that have ended.
+    """Checks whether launchers of other hosts have ended.
 
     If the end of another launcher was requested, or its output was closed, all ranks agree on a step at which to end. The
-    ranks on this host then need time to save. They must not get a signal, which would kill them.
+    ranks on this host then need time to save. They must not receive a signal, which would kill them.
     """
     loss_outcome = lost_launcher(launchers)
     if loss_outcome and is_request(loss_outcome.code):

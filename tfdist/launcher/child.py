@@ -1,4 +1,4 @@
-"""The process of a rank: its start, signals to its process group, and its exit code."""
+"""Starts the process of a rank, sends signals to its process group, and determines its exit code."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError
 
-_ROOT = pathlib.Path("/sys/fs/cgroup")
+_CGROUP_ROOT = pathlib.Path("/sys/fs/cgroup")
 _MEMBERSHIP = pathlib.Path("/proc/self/cgroup")
 REAP_SECONDS = 30.0  # time limit after the first SIGKILL; most processes end within milliseconds
 
@@ -35,7 +35,7 @@ def out_of_memory_kills() -> int:
 
 
 def _counter_files() -> list[pathlib.Path]:
-    """Returns files that may contain the counter; the path of the group may be invisible in a container."""
+    """Returns files that may contain the counter; the path of the group may not be visible in a container."""
     try:
         lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
@@ -43,9 +43,9 @@ def _counter_files() -> list[pathlib.Path]:
     files = []
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if "memory" in controllers.split(","):
-            root, name = _ROOT / "memory", "memory.oom_control"
+            root, name = _CGROUP_ROOT / "memory", "memory.oom_control"
         elif not controllers:
-            root, name = _ROOT, "memory.events"
+            root, name = _CGROUP_ROOT, "memory.events"
         else:
             continue
         files += [root / path.lstrip("/") / name, root / name]
@@ -87,7 +87,7 @@ class NewProcess:
         return self._process.returncode is not None
 
 
-EVALUATOR = -2  # instead of the rank of an evaluator
+EVALUATOR = -2  # stands for the rank of the evaluator
 
 
 class Task(NamedTuple):

@@ -1,4 +1,4 @@
-"""The environment variables and servers of each engine."""
+"""Defines the environment variables and servers with which the processes of each engine find each other."""
 
 import contextlib
 import json
@@ -18,12 +18,12 @@ class Engine(NamedTuple):
     Attributes:
       serve: runs the engine's server on node 0; takes the placement and yields the port.
       variables: takes the placement, that port and a rank; returns the environment variables of the rank.
-      exposure: warning about open ports of the ranks, as a sentence without a period; may be empty.
+      port_warning: warning about open ports of the ranks, as a sentence without a period; may be empty.
     """
 
     serve: Callable[[Placement], AbstractContextManager[int]]
     variables: Callable[[Placement, int, int], dict[str, str]]
-    exposure: str
+    port_warning: str
 
 
 def _tf_config(placement: Placement, port: int, rank: int) -> dict[str, str]:
@@ -62,7 +62,7 @@ def _serve_rendezvous(placement: Placement) -> Iterator[int]:
 def _horovod_variables(placement: Placement, port: int, rank: int) -> dict[str, str]:
     counts, local_rank = [len(ports) for ports in placement.ports], rank - placement.ranks().start
     hosts_with_rank = [count > local_rank for count in counts]
-    numbers = {
+    values = {
         "RANK": rank,
         "SIZE": placement.size,
         "LOCAL_RANK": local_rank,
@@ -70,7 +70,7 @@ def _horovod_variables(placement: Placement, port: int, rank: int) -> dict[str, 
         "CROSS_RANK": sum(hosts_with_rank[: placement.node]),
         "CROSS_SIZE": sum(hosts_with_rank),
     }
-    variables = {f"HOROVOD_{name}": str(number) for name, number in numbers.items()}
+    variables = {f"HOROVOD_{name}": str(value) for name, value in values.items()}
     variables |= horovod_store.gloo_variables(placement.hosts[0], port, lambda: placement.interface)
     return variables | {"HOROVOD_HOSTNAME": _node_name(placement.node)}
 

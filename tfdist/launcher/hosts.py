@@ -55,13 +55,13 @@ def read(path: str) -> dict[str, int]:
         if os.access(path, os.X_OK) and os.path.isfile(path):
             options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "check": True}
             program = subprocess.run([os.path.abspath(path)], timeout=PROGRAM_SECONDS, **options)
-            text, source = program.stdout.decode(errors="replace"), f"what {path} prints"
+            text, source = program.stdout.decode(errors="replace"), f"the output of {path}"
         else:
             with open(path, encoding="utf-8") as file:
                 text, source = file.read(), path
         if slots := parse(text, source):
             return slots
-        problem = "it lists no host"  # for example, while the file is being written
+        problem = "it lists no hosts"  # for example, while the file is being written
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         problem = f"code {error.returncode}" + (f" ({lines[-1]})" if lines else "")
@@ -74,7 +74,7 @@ def read(path: str) -> dict[str, int]:
 
 @contextlib.contextmanager
 def watched_slots(path: str) -> Iterator[Callable[[], Mapping[str, int]]]:
-    """Yields a function that returns the current slots by name, which a thread reads again, because a program may be slow.
+    """Yields a function that returns the current slots by name, which a thread reads periodically, as a program may be slow.
 
     If a later read fails, it logs a warning and keeps the previous contents. A smaller total number of slots takes effect
     after it has been read twice, because a file may be incomplete while it is being written.

@@ -1,4 +1,4 @@
-"""The description of a job, as given by flags, and its outcome."""
+"""Describes a job, as specified by flags, and its outcome."""
 
 import dataclasses
 import pathlib
@@ -98,27 +98,27 @@ class Job:
             raise InputError(f"--processes=MIN:MAX needs MIN <= MAX. Received: {self.min_processes}:{self.processes}.")
         if self.nodes > 1 or self.node_rank:
             raise InputError(
-                "Launchers join and leave an elastic job at any time: leave out --nodes and --node_rank. Received: "
-                f"--nodes={self.nodes}, --node_rank={self.node_rank}."
+                "Launchers join and leave an elastic job at any time, so their number is not fixed. Received: "
+                f"--nodes={self.nodes}, --node_rank={self.node_rank}. Remove both flags."
             )
         if self.coordinator and not self.hosts:
             raise InputError(
-                "An elastic job on several hosts needs --hosts, which lists how many processes each may run. Received: "
-                "none."
+                "An elastic job on several hosts needs --hosts, which lists how many processes each host may run. "
+                "Received no --hosts."
             )
 
     def _check_fixed(self) -> None:
         if self.hosts:
-            raise InputError(f"--hosts is for --processes=MIN:MAX. Received: --processes={self.processes}.")
+            raise InputError(f"--hosts requires --processes=MIN:MAX. Received: --processes={self.processes}.")
         if self.nodes > 1 and not self.coordinator:
             raise InputError(
                 f"--nodes={self.nodes} needs --coordinator=HOST:PORT, the address of node 0, the same on every host. "
-                "Received: none."
+                "Received no --coordinator."
             )
         if self.nodes > 1 and (self.max_restarts or self.max_preemptions):
             raise InputError(
                 "--max_restarts and --max_preemptions restart the processes of a single host. Received: "
-                f"--nodes={self.nodes}. Leave them out, or make the job elastic: --processes=MIN:MAX with --hosts."
+                f"--nodes={self.nodes}. Remove these flags, or make the job elastic: --processes=MIN:MAX with --hosts."
             )
 
 
@@ -144,7 +144,7 @@ SUCCESS = Outcome(ExitCode.DONE)
 _SIGNAL_CODES = (SIGNAL_OFFSET + signal.SIGINT, SIGNAL_OFFSET + signal.SIGTERM)
 
 
-def root_cause(ends: Sequence[Child], loss: LostMember | None = None) -> Outcome:
+def root_cause(children: Sequence[Child], loss: LostMember | None = None) -> Outcome:
     """Finds the process whose end caused the others to end.
 
     Processes that the launcher has signalled, or that ended because they lost a peer, are not causes. A preempted process is
@@ -153,7 +153,7 @@ def root_cause(ends: Sequence[Child], loss: LostMember | None = None) -> Outcome
     suspended or hanging process does not end at all.
 
     Args:
-      ends: ends of the processes; running processes have no code.
+      children: the processes; running processes have no code.
       loss: the first loss in the ranks' group.
 
     Returns:
@@ -161,14 +161,14 @@ def root_cause(ends: Sequence[Child], loss: LostMember | None = None) -> Outcome
     """
     if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST, *_SIGNAL_CODES):
         return _outcome_of_goodbye(loss)
-    failures = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.end_time)
-    if loss and loss.code is None and _has_disappeared(loss, ends, failures):
+    failures = sorted((c for c in children if c.code and not c.signalled), key=lambda child: child.end_time)
+    if loss and loss.code is None and _has_disappeared(loss, children, failures):
         return Outcome(ExitCode.PEER_LOST, str(loss), loss.rank)
-    causes = [end for end in failures if end.code != ExitCode.PEER_LOST] or failures
-    causes = [end for end in causes if end.code != ExitCode.PREEMPTED] or causes
+    causes = [child for child in failures if child.code != ExitCode.PEER_LOST] or failures
+    causes = [child for child in causes if child.code != ExitCode.PREEMPTED] or causes
     if not causes:
         return _outcome_of_goodbye(loss) if loss and loss.code == ExitCode.PEER_LOST else SUCCESS
-    cause = next((end for end in causes if loss and end.rank == loss.rank), causes[0])
+    cause = next((child for child in causes if loss and child.rank == loss.rank), causes[0])
     assert cause.code is not None
     return Outcome(cause.code, f"rank {cause.rank} ended with {describe_code(cause.code)}", cause.rank)
 
@@ -178,14 +178,14 @@ def _outcome_of_goodbye(loss: LostMember) -> Outcome:
     return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason.rstrip('.')}", loss.rank)
 
 
-def _has_disappeared(loss: LostMember, ends: Sequence[Child], failures: Sequence[Child]) -> bool:
+def _has_disappeared(loss: LostMember, children: Sequence[Child], failures: Sequence[Child]) -> bool:
     """Returns whether the cause is a member that has disappeared without a goodbye.
 
     Its process is still running, or belongs to another node and all failures here are lost peers. If no process has failed, a
     member with a closed connection may be about to end normally.
     """
-    end = next((end for end in ends if end.rank == loss.rank), None)
-    if end and end.code is not None:
+    child = next((child for child in children if child.rank == loss.rank), None)
+    if child and child.code is not None:
         return False
-    is_first = end is not None or all(failure.code == ExitCode.PEER_LOST for failure in failures)
+    is_first = child is not None or all(failure.code == ExitCode.PEER_LOST for failure in failures)
     return is_first and (bool(failures) or loss.reason != NO_GOODBYE)

@@ -160,7 +160,7 @@ class AttemptState:
     orders: dict[str, Order]  # of each launcher, in the order of ranks
     start_time: float
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)  # of launchers whose processes have ended
-    stop_reason: Outcome | None = None  # why the attempt was ordered to stop
+    stop_reason: Outcome | None = None  # why the launchers were ordered to stop the attempt
 
     @property
     def processes(self) -> dict[str, int]:
@@ -226,15 +226,15 @@ class _Member:
 class JobController:
     """Controls all launchers of a job, which poll it for orders and send it reports.
 
-    The first launcher owns the job: a request to end it ends the job. Other launchers only leave the job.
+    The first launcher owns the job: if its end is requested, the job ends. Other launchers then only leave the job.
 
     A job that is not elastic has one launcher and always runs all its processes. An elastic job runs as many processes as
     there are slots, up to `processes`, and waits if there are fewer than `min_processes`. If a process fails, its slot is
     disabled for a while (see `Slots`), and the job continues with the remaining slots. If slots are added or removed, all
     processes save, stop, and are started again. Only checkpoints carry state from one attempt to the next.
 
-    If a larger number of processes ends with a bad-input error after a smaller number has trained, the flags or the program
-    of a new launcher do not allow it, and it is not tried again.
+    If a larger number of processes ends with a bad-input error after a smaller number has trained, the larger number is not
+    tried again, because the flags or the program of a new launcher do not support it.
 
     Attributes:
       open_group: serves the group of several launchers of an attempt; set by jobs on several hosts.
@@ -273,14 +273,14 @@ class JobController:
         self._lost_slots: dict[tuple[str, ...], Slots] = {}  # of lost hosts, which may join again
         self._assignment: tuple[object, dict[str, int]] = (None, {})  # cached result of `_assign_slots`
         self._attempt: AttemptState | None = None
-        self._next_number = 0  # of an attempt
+        self._next_attempt = 0  # index of the next attempt
         self._not_before = 0.0
         self._waiting_since: float | None = None
-        self._last_plan: tuple[dict[str, int], float] = ({}, 0.0)  # and the time of its last change
+        self._last_plan: tuple[dict[str, int], float] = ({}, 0.0)  # with the time of its last change
         self._outcome: Outcome | None = None
 
     def add_launcher(self, name: str, host_names: Sequence[str]) -> None:
-        """Adds a launcher and the names of its host."""
+        """Adds a launcher, with the names of its host."""
         with self._lock:
             if self._members:
                 self._print_line(f"{name} has joined.")
@@ -342,7 +342,7 @@ class JobController:
         if attempt.stop_reason:
             return
         lost_launchers = [name for name in attempt.pending_launchers if name not in self._members]
-        if lost_launchers:  # its peers would wait forever
+        if lost_launchers:  # the other launchers would wait forever
             attempt.stop_reason = lost_outcome(lost_launchers)
         elif self._outcome:
             attempt.stop_reason = self._outcome
@@ -413,19 +413,19 @@ class JobController:
         if not plan:
             self._wait_for_slots(now)
             return
-        if not self._next_number and not self._is_settled(plan, now):
+        if not self._next_attempt and not self._is_settled(plan, now):
             return
         self._waiting_since = None
-        address = self.open_group(self._next_number, len(plan)) if len(plan) > 1 else ""
-        if self._job.is_elastic and self._next_number:
-            self._print_line(f"Attempt {self._next_number}: {sum(plan.values())} processes.")
-        number, nodes, job_name = self._next_number, len(plan), self._job_name
+        address = self.open_group(self._next_attempt, len(plan)) if len(plan) > 1 else ""
+        if self._job.is_elastic and self._next_attempt:
+            self._print_line(f"Attempt {self._next_attempt}: {sum(plan.values())} processes.")
+        number, nodes, job_name = self._next_attempt, len(plan), self._job_name
         attempt_orders = {
             name: Order(OrderKind.RUN, number, node, nodes, count, address, launched=job_name)
             for node, (name, count) in enumerate(plan.items())
         }
         self._attempt = AttemptState(attempt_orders, now)
-        self._next_number += 1
+        self._next_attempt += 1
 
     def _wait_for_slots(self, now: float) -> None:
         limit, minimum = self._job.elastic_timeout_seconds, self._min_processes
@@ -503,8 +503,8 @@ class JobController:
 
         Lost processes do not count if the job continues with fewer processes or without a lost host. With the same number of
         processes, they count, because the cause will recur. Before training has begun, no failure counts if slots are
-        disabled and the remaining ones suffice: a broken host fails at each start until it is excluded. Lost peers do not
-        count then, either, because their cause is the network or an unstable host.
+        disabled and the remaining ones suffice: a broken host fails in each attempt until it is excluded. Lost peers do
+        not count then, either, because their cause is the network or an unstable host.
         """
         if attempt.step is None:
             excludes_host = bool(plan) and self._job.rejoin_seconds > 0

@@ -18,7 +18,7 @@ from tfdist.coordination import Group
 from tfdist.coordination.job_token import add_token_flags, group_token, job_token, listen, split_address
 from tfdist.coordination.join import serve_group, wait_for_members
 from tfdist.errors import ExitCode, InputError, PeerLostError, error_summary
-from tfdist.launcher.attempt import attempt
+from tfdist.launcher.attempt import run_attempt
 from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names, matches_host, watched_slots
 from tfdist.launcher.job import SUCCESS, Job, Outcome
 from tfdist.launcher.job_controller import JobController
@@ -28,7 +28,7 @@ from tfdist.launcher.orphan_guard import OrphanGuard, collect_signals
 from tfdist.launcher.output_forwarding import ProgressFiles, log_directory
 from tfdist.launcher.supervision import POLL_SECONDS, Host, StopCheck
 
-MEMORY = "/dev/shm"  # on Linux
+_SHARED_MEMORY = "/dev/shm"  # on Linux
 
 
 def run(
@@ -78,13 +78,13 @@ def _follow_orders(host: Host, order_source: OrderSource) -> Outcome:
     last_outcome, is_first = SUCCESS, True
     while (order := order_source.order()).kind != OrderKind.OVER:
         stop = host.stop_requested()
-        if order.kind == OrderKind.STOP:  # the order to run was replaced before it was received
+        if order.kind == OrderKind.STOP:  # replaced the order to run before that was received
             order_source.report(Report(order.outcome))
         elif order.kind == OrderKind.RUN and stop:
             order_source.report(Report(stop.outcome, stopped=True))
         elif order.kind == OrderKind.RUN:
             try:
-                report = attempt(host, order_source, order, is_first)
+                report = run_attempt(host, order_source, order, is_first)
             except PeerLostError as error:  # another launcher was lost before the processes began
                 report = Report(Outcome(error.exit_code, str(error).rstrip(".")))
             is_first, last_outcome = False, report.outcome
@@ -177,7 +177,7 @@ def is_this_host(host: str) -> bool:
 @contextlib.contextmanager
 def _memory(guard: OrphanGuard) -> Iterator[pathlib.Path]:
     """Yields a directory, in memory if possible, for data that outlives the processes of an attempt."""
-    parent = MEMORY if os.access(MEMORY, os.W_OK) else None
+    parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     with contextlib.ExitStack() as stack:
         try:
             directory = tempfile.TemporaryDirectory(prefix="tfdist-launch-", dir=parent, ignore_cleanup_errors=True)
@@ -186,7 +186,7 @@ def _memory(guard: OrphanGuard) -> Iterator[pathlib.Path]:
         except OSError as error:
             raise InputError(
                 f"A launcher needs a directory for files that outlive its processes. Received: {parent or 'TMPDIR'} "
-                f"({error.strerror}). Free space there."
+                f"({error.strerror}). Free up space there."
             ) from error
         guard.add_directory(path)
         yield pathlib.Path(path)

@@ -1,4 +1,4 @@
-"""Sources of a launcher's orders: a job controller here or on another host, or a fixed number of nodes."""
+"""Provides a launcher's orders, from a job controller or, in a job with a fixed number of nodes, locally."""
 
 import abc
 import contextlib

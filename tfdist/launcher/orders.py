@@ -12,7 +12,7 @@ from tfdist.launcher.job import Outcome
 
 
 class OrderKind(enum.StrEnum):
-    """Action of a launcher; equal to its JSON."""
+    """What a launcher must do; the values are also the JSON."""
 
     WAIT = "wait"
     RUN = "run"
@@ -25,7 +25,7 @@ class Order(NamedTuple):
 
     Attributes:
       kind: wait; run an attempt, unless it has already run; stop it, after it has saved; or end, because the job is over.
-      attempt: number of the attempt, beginning with 0.
+      attempt: index of the attempt, beginning with 0.
       node: index of this launcher in the attempt.
       nodes: number of launchers of the attempt.
       processes: number of processes of this launcher.
@@ -87,14 +87,14 @@ def decode(kind: type[_Message], fields: Mapping[str, Any]) -> _Message:
 _IGNORED_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 
 
-def count_local_failures(ends: Collection[Child], cause: Outcome) -> int:
+def count_local_failures(children: Collection[Child], cause: Outcome) -> int:
     """Returns the number of failed processes of a launcher, except for failures caused by other processes.
 
     The process that caused the failure may have been signalled after announcing its failure, or because it was silent.
     """
-    failed_ranks = {end.rank for end in ends if not end.signalled and end.code not in _IGNORED_CODES}
+    failed_ranks = {child.rank for child in children if not child.signalled and child.code not in _IGNORED_CODES}
     is_failure, is_external_failure = cause.code not in _IGNORED_CODES, cause.code == ExitCode.PEER_LOST
-    possible_causes = {end.rank for end in ends if is_failure or (is_external_failure and end.signalled)}
+    possible_causes = {child.rank for child in children if is_failure or (is_external_failure and child.signalled)}
     return len(failed_ranks | ({cause.rank} & possible_causes))
 
 

@@ -17,12 +17,12 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def collect_signals(signals: list[int]) -> Iterator[None]:
-    """Appends `END_SIGNALS` to a list in a context, in place of their handlers.
+    """Context manager that appends received `END_SIGNALS` to a list, instead of calling their handlers.
 
     Signals within a second of the first one count as part of it: a closing terminal sends two, and systemd sends SIGHUP
     after SIGTERM. If SIGHUP is already ignored, as under nohup, it stays ignored.
 
-    SIGUSR1, which requests a report of a training process, is ignored here, and in new processes until they install their
+    SIGUSR1, which requests a report from a training process, is ignored here, and in new processes until they install their
     handlers: it must not kill a process that is starting.
     """
     first_time = math.inf

@@ -17,7 +17,7 @@ from tfdist.errors import InputError
 from tfdist.launcher.child import EVALUATOR
 from tfdist.storage import AppendedFile, storage_of
 
-MAX_LINE_BYTES = 1 << 16  # longer lines are shown in pieces
+MAX_LINE_BYTES = 1 << 16  # longer lines are split
 
 
 class LineSplitter:
@@ -86,7 +86,7 @@ class Log:
     If it cannot be written, as on a full disk, it is closed, and the job continues without it.
     """
 
-    def __init__(self, path: pathlib.Path, number: int):
+    def __init__(self, path: pathlib.Path, attempt_index: int):
         self._path = path
         self._file: AppendedFile | None = None
         try:
@@ -95,7 +95,7 @@ class Log:
             self._give_up(error)
         info = storage_of(path).info(path) if self._file else None
         if info and info.size:
-            title = f"restart {number}" if number else "another launch"
+            title = f"restart {attempt_index}" if attempt_index else "another launch"
             self.write(f"--- {title}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
 
     def write(self, data: bytes) -> None:
@@ -200,7 +200,7 @@ class Channel:
         """Returns the file descriptor, for a selector."""
         return self._pipe.fileno()
 
-    def pump(self) -> bool:
+    def forward(self) -> bool:
         """Forwards available data; returns whether there may be more."""
         try:
             data = os.read(self.fileno(), _CHUNK)
@@ -212,7 +212,7 @@ class Channel:
         else:
             for line in self._lines.feed(data):
                 self._status.set(b"")
-                self._write_lines([line.rstrip()])  # without spaces that erased a progress bar
+                self._write_lines([line.rstrip()])  # without the spaces that erase a progress bar
             self._status.set(self._lines.current_state)
         return bool(data)
 
@@ -251,7 +251,7 @@ class ProgressFiles:
             progress_file.create(path)
         except OSError as error:
             raise InputError(
-                f"The ranks' progress files must fit in memory. Received: {path} ({error.strerror}). Free space there."
+                f"The ranks' progress files must fit in memory. Received: {path} ({error.strerror}). Free up space there."
             ) from error
         return path
 

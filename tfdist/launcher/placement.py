@@ -10,7 +10,7 @@ from tfdist.coordination.job_token import LOOPBACK, join_address, network_interf
 from tfdist.errors import InputError
 
 # Below the range of outgoing connections, which could otherwise take a port before its server starts.
-CANDIDATES = range(20000, 32000)
+CANDIDATE_PORTS = range(20000, 32000)
 
 
 def free_ports(count: int, host: str) -> list[int]:
@@ -21,7 +21,7 @@ def free_ports(count: int, host: str) -> list[int]:
     """
     ports: list[int] = []
     with contextlib.ExitStack() as sockets:
-        for port in random.SystemRandom().sample(CANDIDATES, len(CANDIDATES)):
+        for port in random.SystemRandom().sample(CANDIDATE_PORTS, len(CANDIDATE_PORTS)):
             if len(ports) == count:
                 break
             candidate = sockets.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
@@ -42,8 +42,8 @@ class Placement:
 
     Attributes:
       node: index of this node.
-      hosts: address at which other nodes reach a node, by node.
-      ports: free ports of the ranks of a node, by node.
+      hosts: address at which other nodes reach each node, by node.
+      ports: free ports of the ranks of each node, by node.
       servers: number of ranks that are parameter servers; they are the last ones.
     """
 

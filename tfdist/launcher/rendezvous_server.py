@@ -1,4 +1,4 @@
-"""Orders for launchers of an elastic job on other hosts: the server, on the coordinator's host, and its clients."""
+"""Sends orders to launchers on other hosts of an elastic job: the server on the coordinator's host, and its clients."""
 
 import contextlib
 import itertools
@@ -31,9 +31,9 @@ class RendezvousServer(Service, contextlib.AbstractContextManager["RendezvousSer
 
     def __init__(self, listener: socket.socket, host: str, token: str, controller: JobController):
         self._host, self._controller = host, controller
-        self._changed = threading.Condition()  # guards the attributes below
-        self._clients, self._has_ended = 0, False
-        self._numbers = itertools.count(1)
+        self._condition = threading.Condition()  # guards the attributes below
+        self._client_count, self._has_ended = 0, False
+        self._indices = itertools.count(1)
         self._group: Server | None = None
         controller.open_group, controller.close_group = self.open_group, self.close_group
         super().__init__({}, token, listener, LOST_AFTER_SECONDS)
@@ -52,16 +52,16 @@ class RendezvousServer(Service, contextlib.AbstractContextManager["RendezvousSer
 
     def __exit__(self, *_: object) -> None:
         """Closes the server when the launchers have received the outcome of the job."""
-        with self._changed:
+        with self._condition:
             self._has_ended = True
-            self._changed.wait_for(lambda: not self._clients, LOST_AFTER_SECONDS)
+            self._condition.wait_for(lambda: not self._client_count, LOST_AFTER_SECONDS)
         self.close()
         self.close_group()
 
     @contextlib.contextmanager
-    def client(self, address: str) -> Iterator[Mapping[str, Handler]]:
+    def handlers_for(self, address: str) -> Iterator[Mapping[str, Handler]]:
         """See base class. A launcher joins by its first call; if its connection ends before it has left, it is lost."""
-        controller, name = self._controller, f"launcher {next(self._numbers)} ({address})"
+        controller, name = self._controller, f"launcher {next(self._indices)} ({address})"
 
         def join(message: Message) -> Message:
             controller.add_launcher(name, [*message.values["places"], address])
@@ -83,7 +83,7 @@ class RendezvousServer(Service, contextlib.AbstractContextManager["RendezvousSer
             controller.remove_launcher(name, "has left the job")
             return Message({})
 
-        self._count_clients(1)
+        self._change_client_count(1)
         try:
             yield {handler.__name__: handler for handler in (join, order, report, leave)}
         except (OSError, WrongSealError) as error:
@@ -91,12 +91,12 @@ class RendezvousServer(Service, contextlib.AbstractContextManager["RendezvousSer
             controller.lose_launcher(name, f"is lost: {reason}")
         finally:
             controller.remove_launcher(name)
-            self._count_clients(-1)
+            self._change_client_count(-1)
 
-    def _count_clients(self, change: int) -> None:
-        with self._changed:
-            self._clients += change
-            self._changed.notify_all()
+    def _change_client_count(self, change: int) -> None:
+        with self._condition:
+            self._client_count += change
+            self._condition.notify_all()
 
 
 class RemoteAgent(OrderSource, contextlib.AbstractContextManager["RemoteAgent"]):
@@ -104,7 +104,7 @@ class RemoteAgent(OrderSource, contextlib.AbstractContextManager["RemoteAgent"])
 
     Raises:
       PeerLostError: the server did not respond in time.
-      InputError: the server has another token.
+      InputError: the server has a different token.
     """
 
     def __init__(self, job: Job, token: str):
@@ -117,7 +117,7 @@ class RemoteAgent(OrderSource, contextlib.AbstractContextManager["RemoteAgent"])
         self._loss_outcome: Outcome | None = None
         self._join()
         self.host = reachable_address(job.coordinator, serves=False)
-        self._thread = threading.Thread(target=self._poll, name="guest", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="launcher-orders", daemon=True)
         self._thread.start()
 
     def order(self) -> Order:

@@ -49,7 +49,7 @@ def write_call(directory: pathlib.Path, fn: Callable[..., Any], args: Sequence[A
 
 
 def make_call(directory: pathlib.Path, rank: int) -> CallResult:
-    """Makes the call in a new process, and writes its result."""
+    """Calls the function in a new process, and writes the result."""
     try:
         fn, args, kwargs = pickle.loads((directory / "call.pickle").read_bytes())
         result = CallResult(fn(*args, **kwargs))
@@ -120,8 +120,7 @@ def spawn(
     """Calls a function in new processes, and returns its return values, ordered by rank.
 
     The processes are new interpreters with the environment of `tfdist launch`, where `tfdist.load_strategy("auto")` works.
-    Their output is printed with the rank as a prefix. If a process fails, all of them are terminated. None of them outlives
-    this process.
+    Their output is printed with the rank as a prefix. If one fails, all are terminated. No process outlives this one.
 
     Functions of an importable module are pickled by name. Functions of a notebook or the main script are pickled by value.
 
@@ -144,7 +143,7 @@ def spawn(
       Exception: the exception of the process that failed first, with a note of its rank and traceback.
     """
     if not callable(fn):
-        raise InputError(f"spawn calls a function in each process. Received: {fn!r:.60}. Give the function itself.")
+        raise InputError(f"spawn calls a function in each process. Received: {fn!r:.60}. Pass the function itself.")
     with tempfile.TemporaryDirectory(prefix="tfdist-spawn-") as path:
         job = Job(processes=processes, launcher=launcher, log_dir=log_dir or path)
         directory = pathlib.Path(path)

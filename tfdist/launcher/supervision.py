@@ -17,9 +17,9 @@ from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import Channel, ProgressFiles
 
 POLL_SECONDS = 0.02
-SETTLE_SECONDS = 0.7  # time for the cause to appear after its consequences
+SETTLE_SECONDS = 0.7  # time for the cause to appear after its effects
 FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL after a failure
-DRAIN_SECONDS = 0.5  # time for the last output to arrive
+REMAINING_OUTPUT_SECONDS = 0.5  # time for the last output to arrive
 _FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, SIGNAL_OFFSET)  # lower codes are failures of the program
 _PLANNED_CODES = (ExitCode.DONE, ExitCode.PREEMPTED)
 
@@ -133,7 +133,7 @@ class Supervisor:
         try:
             stop = self._wait_for_stop()
             if stop:
-                if stop.outcome.code != ExitCode.PREEMPTED:  # which ends the ranks on all hosts
+                if stop.outcome.code != ExitCode.PREEMPTED:  # leaving ends the ranks on all hosts
                     self._launchers.leave(stop.outcome.code, stop.outcome.reason)
                 self._wait_for_lost_rank()
                 if stop.is_requested and self._cause().code == ExitCode.PREEMPTED:  # all are already ending
@@ -150,7 +150,7 @@ class Supervisor:
         finally:
             for child in self._all_children:
                 child.reap()
-            self._drain()
+            self._forward_remaining_output()
 
     def _wait_for_stop(self) -> Stop | None:
         self._wait_until(lambda: self._poll_stops() or self._cause().code or self._all_ended())
@@ -251,9 +251,9 @@ class Supervisor:
                 return
             self._forward_output()
 
-    def _drain(self) -> None:
+    def _forward_remaining_output(self) -> None:
         """Forwards the remaining output for a limited time, because a process outside its group may keep a pipe open."""
-        end = time.monotonic() + DRAIN_SECONDS
+        end = time.monotonic() + REMAINING_OUTPUT_SECONDS
         while self._selector.get_map() and time.monotonic() < end:
             self._forward_output()
         for key in self._selector.get_map().values():
@@ -267,6 +267,6 @@ class Supervisor:
         for key, _ in self._selector.select(POLL_SECONDS):
             channel = key.fileobj
             assert isinstance(channel, Channel)
-            if not channel.pump():
+            if not channel.forward():
                 self._selector.unregister(channel)
                 channel.close()

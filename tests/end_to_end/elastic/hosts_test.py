@@ -64,7 +64,7 @@ def test_without_a_token_they_are_refused(strategy: str, on_host: list[str], tmp
     with processes.job([*on_host, "env", f"TF_CONFIG={CLUSTER}", *train], 2, THREADS) as job:
         ends = job.wait(DEADLINE_SECONDS)
     assert [end.code for end in ends] == [2, 2], ends
-    assert all("A job over several hosts needs a secret token" in end.output.splitlines()[-1] for end in ends), ends
+    assert all("A job on several hosts needs a secret token" in end.output.splitlines()[-1] for end in ends), ends
     assert not (tmp_path / "run").exists()
 
 
