@@ -4,7 +4,7 @@ With x the center and w_r the weights of replica r, an exchange computes, from t
 
     w_r' = w_r - alpha (w_r - x),        x' = x + alpha * sum over r of (w_r - x)
 
-The replicas and the center move towards each other, and each replica explores around the center. With alpha = 0.9 / N, the default,
+The weights and the center move towards each other, and each replica explores around it. With alpha = 0.9 / N, the default,
 the center moves 0.9 of its distance to the mean. Local steps use the replica's optimizer: with plain SGD this is EASGD, with
 Nesterov momentum EAMSGD. As in the paper, differences are not weighted by rows, and an exchange preserves the sum of the
 center and all replicas.

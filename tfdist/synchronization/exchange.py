@@ -298,7 +298,7 @@ def weighted_mean(
 def replica_mean(
     variables: Sequence[keras.Variable], strategy: Strategy, rows: Callable[[], tf.Tensor]
 ) -> TemporaryValues:
-    """Returns a context in which variables that differ between replicas have their mean over replicas. Cost: one all-reduce of the variables.
+    """Returns a context in which the variables have their mean over replicas. Cost: one all-reduce of the variables.
 
     `rows` is a replica function that returns the replica's weight, a scalar; if all are zero, the mean is unweighted.
     """

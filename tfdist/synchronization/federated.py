@@ -63,8 +63,8 @@ class RoundState:
       changes: for each weight, the sum over a replica's clients of n_k (x - w_k).
       statistics: moving statistics of the model, such as those of BatchNormalization, and integer and bool variables of
         its layers, such as counters.
-      statistics_sums: for each of `statistics`, the sum over a replica's clients of n_k times its value, or for integers, of n_k
-        times its change, which is exact.
+      statistics_sums: for each of `statistics`, the sum over a replica's clients of n_k times its value, or for integers, of
+        n_k times its change, which is exact.
       recording: the collective calls of the latest trace.
     """
 

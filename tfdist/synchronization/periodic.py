@@ -115,8 +115,8 @@ class PeriodicSynchronizer(WeightSynchronizer):
         have_trained_locally = saved.get("last_exchange") is not None or bool(saved.get("since"))
         if have_trained_locally and not (self._can_resume(saved) and self.is_local_step(step)):
             raise InputError(
-                f"A run must resume with the `sync` method with which it was saved. Received: sync={self._sync} at step {step} of "
-                "a run whose replicas train locally in another way. Use the same `sync` as that run."
+                f"A run must resume with the `sync` method with which it was saved. Received: sync={self._sync} at step {step} "
+                "of a run whose replicas train locally in another way. Use the same `sync` as that run."
             )
         self._last_exchange = saved.get("last_exchange")
 
@@ -220,29 +220,24 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         for variable in self._level_rows:
             variable.assign(self._exchanges[0].all_rows)
 
-    def _exchange_group(self, level: int, expected_rows: tf.Tensor) -> None:
+    def _exchange_group(self, level: int, expected: tf.Tensor) -> None:
         """Replaces the weights by their mean over this replica's group in a level. A replica function.
 
-        `expected_rows` is a scalar of dtype floatx: rows since the level's last exchange if all replicas had equally many.
+        `expected` is a scalar of dtype floatx: rows since the level's last exchange if all replicas had equally many.
         """
         _, size = self._levels[level]
         collectives = self._strategy.collectives
         first_rank = collectives.static_rank // size * size
         group = collectives.group(range(first_rank, first_rank + size))
         [exchange] = self._exchanges
-        rows = (
-            tf.cast(tf.convert_to_tensor(exchange.all_rows) - self._level_rows[level], expected_rows.dtype)
-            / expected_rows
-        )
+        rows = tf.cast(tf.convert_to_tensor(exchange.all_rows) - self._level_rows[level], expected.dtype) / expected
         global_weights, local_weights = exchange.global_weights.values(), read_variables(exchange.weights)
         reduction = exchange.reduction.reduce(
             summands_of(global_weights, local_weights, rows), group, name=f"exchange/level{level}"
         )
         *changes, all_rows, _ = reduction.totals
         means = [
-            tf.where(
-                all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w
-            )  # all replicas may have skipped their steps
+            tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may skip steps
             for x, d, w in zip(global_weights, changes, local_weights, strict=True)
         ]
         exchange.assign(apply_constraints(exchange.weights, means), exchange.new_state(rows, all_rows, group))

@@ -509,7 +509,7 @@ class TicketInputs:
         return inputs
 
     def keep(self, ticket: int, active_tickets: Sequence[int]) -> None:
-        """Drops the inputs of earlier tickets, except active ones, because the worker that computes an active one may be lost."""
+        """Drops the inputs of earlier tickets, except active ones, because the worker that computes one may be lost."""
         self._known = {n: inputs for n, inputs in self._known.items() if n >= ticket or n in active_tickets}
 
     def skip_to(self, ticket: int) -> None:
