@@ -118,8 +118,8 @@ class _InseparableCalls(NamedTuple):
 
 
 _STATE_RULE = (
-    "All calls of a layer with state must be in one stage, because one process has it. Received: {received}, with calls of "
-    "{name} in several stages. Cut elsewhere, or use a separate layer for each call."
+    "All calls of a layer with state must be in one stage, whose process holds the state. Received: {received}, with "
+    "calls of {name} in several stages. Cut elsewhere, or use a separate layer for each call."
 )
 _SEND_RULE = (
     "Stages can send only dense tensors of numbers, not text, sparse tensors or ragged tensors. Received: {received}, where a "

@@ -50,7 +50,7 @@ def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
 def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> tuple[float, float]:
     """Measures the compiled forward and backward pass of one stage on this device, for a micro-batch of `rows` rows.
 
-    Returns the seconds of the two passes. Variables and inputs are small random numbers. Takes the time of two traces and about
+    Returns the seconds of the two passes. Variables and inputs are small random numbers. Takes as long as two traces and about
     14 micro-batches. Raises `InputError` if a size is unknown.
     """
     function, specs, is_source = _stage_function(cut, stage, rows)

@@ -18,7 +18,7 @@ from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSy
 from tfdist.synchronization.server_updates import ServerSynchronizer
 from tfdist.synchronization.streaming import StreamingSynchronizer
 
-# Of methods that need more than a `PeriodicSynchronizer`.
+# Synchronizers of the methods that `PeriodicSynchronizer` does not implement.
 _SYNCHRONIZERS: dict[type[Sync], Any] = {
     EASGD: ElasticSynchronizer,
     FedAvg: FederatedSynchronizer,

@@ -255,10 +255,7 @@ class RoundLoop:
         return report
 
     def _train(self, turn: ReplicaTurn, index: tf.Tensor) -> ComputeResult:
-        """Computes and applies one step of a client in the round with this index. A replica function that does not communicate.
-
-        If the client's batch has no rows, nothing changes.
-        """
+        """Computes and applies one step of a client if its batch has rows. A replica function that does not communicate."""
         state, counts = self._state, self._state.counts
         run_if(turn.begins, state.reset)
         draw = tf.stack([index, turn.client + self._source.sync.clients * turn.number])

@@ -308,10 +308,10 @@ class TicketLoop:
         answer = self._servers.coordinate("take", worker=self._rank)
         while answer:
             ticket, version, active_tickets, scale = answer
-            inputs.keep(ticket, active_tickets)
-            prepare_next = functools.partial(inputs.of, min(ticket + distance, end - 1))
+            inputs.drop_before(ticket, active_tickets)
+            prepare_next = functools.partial(inputs.get, min(ticket + distance, end - 1))
             needs_norm = bool(with_norm) and ticket == end - 1
-            answer = self._compute_ticket(ticket, version, scale, inputs.of(ticket), needs_norm, prepare_next)
+            answer = self._compute_ticket(ticket, version, scale, inputs.get(ticket), needs_norm, prepare_next)
         inputs.skip_to(end)
         result = self._servers.result()
         for i, variable in enumerate(self._metrics):
@@ -498,7 +498,7 @@ class TicketInputs:
         self._batches, self._next_ticket, self._find_ids = batches, first, find_ids
         self._known: dict[int, _Inputs] = {}  # by ticket
 
-    def of(self, ticket: int) -> _Inputs:
+    def get(self, ticket: int) -> _Inputs:
         """Returns the inputs of a ticket."""
         while self._next_ticket <= ticket:
             self._known[self._next_ticket] = _Inputs(*next(self._batches))
@@ -508,7 +508,7 @@ class TicketInputs:
             inputs = self._known[ticket] = inputs._replace(ids=self._find_ids(inputs.batch))
         return inputs
 
-    def keep(self, ticket: int, active_tickets: Sequence[int]) -> None:
+    def drop_before(self, ticket: int, active_tickets: Sequence[int]) -> None:
         """Drops the inputs of earlier tickets, except active ones, because the worker that computes one may be lost."""
         self._known = {n: inputs for n, inputs in self._known.items() if n >= ticket or n in active_tickets}
 
