@@ -245,7 +245,7 @@ def check_supported(
         ),
         (
             settings.loss_scale and not remote.whole_batches and staleness.kind != SYNC,
-            "no loss scaling, if workers compute shares of different steps",
+            "training without loss scaling, if workers compute parts of different steps",
             f"--staleness={staleness} and a loss scale",
             "--precision=mixed_bfloat16, or --staleness=sync",
         ),
