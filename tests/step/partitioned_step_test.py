@@ -165,5 +165,5 @@ def test_the_gradient_of_a_table_is_sent_as_rows(
     words = np.random.default_rng(2).integers(0, 6000, X.shape)
     words[:, 0] = 7  # looked up by several rows
     assert not differences(used(embedding, mirrored2, use, words), used(embedding, None, x=words))
-    assert "embeddings is sent as rows: its rows are 1364 bytes, the dense tensor is 384000." in caplog.text
+    assert "embeddings is sent as rows: its rows take 1364 bytes, the dense tensor 384000." in caplog.text
     assert "needs all rows of a batch" in caplog.text

@@ -161,7 +161,7 @@ def test_a_checkpoint_of_another_way_of_exchanging_is_refused(sync, other, mirro
     fit(trainer, 2, checkpoints=checkpoints)
     resuming = trainer_of(mirrored3, other)
     resuming.build((X, Y))
-    with pytest.raises(InputError, match="the same method of exchanging weights"):
+    with pytest.raises(InputError, match="the `sync` method with which it was saved"):
         resuming.resume(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Gradients of micro-batches added up, and clipped, before an update."""
+"""Accumulates gradients over micro-batches, and clips gradients."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def accumulate_gradients(
       micro_steps: number of micro-steps, at least 2. If there are fewer rows, each micro-step has one row.
       shapes: shapes and dtypes of the gradients.
       dtype: dtype of the loss.
-      shards: number of devices over which rows are sharded, or 0. If sharded, each micro-step takes an equal share of
+      shards: number of devices over which rows are sharded, or 0. If sharded, each micro-step takes an equal part of
         each shard, and micro-steps are unrolled, because DTensor intermittently mixes up the bodies of loops and
         rejects them.
 
@@ -56,7 +56,7 @@ def accumulate_gradients(
 
     zeros = [tf.zeros(spec.shape, spec.dtype) for spec in shapes]
     _, gradients, loss = tf.while_loop(
-        lambda number, *_: number < step_count,
+        lambda index, *_: index < step_count,
         body,
         (tf.constant(0), zeros, tf.zeros([], dtype)),
         parallel_iterations=1,
@@ -75,17 +75,17 @@ def _shard_slicer(batch: Any, micro_steps: int, shards: int) -> Callable[[int], 
     rows = tf.nest.flatten(batch)[0].shape[0]
     if rows % (shards * micro_steps):
         raise InputError(
-            "Every micro-step needs the same number of rows of each shard of a batch. Received: a batch of "
+            "Every micro-step needs the same number of rows from each shard of a batch. Received: a batch of "
             f"{rows} rows, {shards} shards and {micro_steps} micro-steps. Use a multiple of {shards * micro_steps} rows, or "
-            "leave out accumulate_steps."
+            "remove accumulate_steps."
         )
 
     def split(x: tf.Tensor) -> tf.Tensor:
         return tf.reshape(x, [shards, micro_steps, x.shape[0] // (shards * micro_steps), *x.shape[1:]])
 
-    shares = tf.nest.map_structure(split, batch)
-    return lambda number: tf.nest.map_structure(
-        lambda x: tf.reshape(x[:, number], [rows // micro_steps, *x.shape[3:]]), shares
+    parts = tf.nest.map_structure(split, batch)
+    return lambda index: tf.nest.map_structure(
+        lambda x: tf.reshape(x[:, index], [rows // micro_steps, *x.shape[3:]]), parts
     )
 
 
@@ -113,7 +113,7 @@ class Clip:
 
         Args:
           gradients: reduced gradients.
-          norm: scalar; their global norm.
+          norm: global norm of the gradients, a scalar.
         """
         results = list(gradients)
         if self.norm:

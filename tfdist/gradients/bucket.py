@@ -28,7 +28,7 @@ def plan(
     """Assigns tensors to buckets.
 
     Args:
-      specs: shapes and dtypes, in the order of the forward pass; a tensor of unknown shape, on one device, has its own bucket.
+      specs: shapes and dtypes, in the order of the forward pass. A tensor of unknown shape, on one device, has its own bucket.
       small_bytes: a tensor of at least this size has its own bucket.
       bucket_bytes: maximum size of a bucket of small tensors.
 
@@ -52,7 +52,7 @@ def plan(
 
 
 class Bucketed(Reducer):
-    """Packs tensors into buckets. An inner reducer sums each bucket in one call, with a separate state.
+    """Packs tensors into buckets. An inner reducer sums each bucket in a separate call, with its own state.
 
     A reducer that needs shapes receives the tensors of a bucket unpacked, as one list.
     """
@@ -92,21 +92,21 @@ class Bucketed(Reducer):
         sizes = [sum(map(tensor_bytes, bucket)) for _, bucket in buckets] if self._order == SMALLEST else []
         reductions: dict[int, ReductionResult] = {}
         previous: list[tf.Tensor] = []
-        for number in sorted(range(len(buckets)), key=lambda i: sizes[i] if sizes else i):
-            members = [tensors[i] for i in buckets[number][0]]
+        for index in sorted(range(len(buckets)), key=lambda i: sizes[i] if sizes else i):
+            members = [tensors[i] for i in buckets[index][0]]
             packed = members if self.keeps_shapes else [_pack(members)]
             if self._order == SMALLEST:
                 with tf.control_dependencies(previous):
                     packed = previous = [tf.identity(tensor) for tensor in packed]
-            reductions[number] = self._inner.reduce(
-                packed, bucket_states[number], collectives, name=f"{name}/bucket{number}"
+            reductions[index] = self._inner.reduce(
+                packed, bucket_states[index], collectives, name=f"{name}/bucket{index}"
             )
             shapes = [tensor.shape for tensor in members]
-            for results, packed_parts in ((totals, reductions[number].totals), (sent, reductions[number].sent)):
+            for results, packed_parts in ((totals, reductions[index].totals), (sent, reductions[index].sent)):
                 member_results = packed_parts if self.keeps_shapes else _unpack(packed_parts[0], shapes)
-                for i, tensor in zip(buckets[number][0], member_results, strict=True):
+                for i, tensor in zip(buckets[index][0], member_results, strict=True):
                     results[i] = tensor
-        ordered_reductions = [reductions[number] for number in range(len(buckets))]
+        ordered_reductions = [reductions[index] for index in range(len(buckets))]
         new_state = [value for reduction in ordered_reductions for value in reduction.state]
         witnesses = [witness for reduction in ordered_reductions for witness in reduction.witnesses]
         return ReductionResult(totals, sent, new_state, witnesses)

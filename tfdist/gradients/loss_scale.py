@@ -1,8 +1,8 @@
 """Loss scaling: multiplies the loss by a power of two to prevent small float16 gradients from underflowing.
 
 The loss is multiplied before the backward pass, and the gradients are divided after it, in float32. If a gradient
-overflows on any replica, all replicas skip the step and the scale is halved; after a number of good steps it is
-doubled.
+overflows on any replica, all replicas skip the step and the scale is halved; after a number of consecutive good steps, it
+is doubled.
 
 Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740).
 """
@@ -154,27 +154,27 @@ class LossScaler:
         self.variables = strategy.allocate(self._rule.state())
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
-        """Returns the scaled loss, to be differentiated; in a replica function."""
+        """Returns the loss multiplied by the scale. Call it in a replica function."""
         return loss * tf.cast(self.variables[0], loss.dtype)
 
     def unscale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the gradients divided by the scale; in a replica function."""
+        """Returns the gradients divided by the scale. Call it in a replica function."""
         return [unscale(gradient, tf.convert_to_tensor(self.variables[0])) for gradient in gradients]
 
     def all_finite(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns whether every gradient of every replica is finite, a scalar bool.
+        """Returns a scalar bool: whether every gradient of every replica is finite.
 
-        Call it in a replica function. Cost: one small message.
+        Call it in a replica function. Cost: one small all-reduce.
         """
         sums = [tf.reduce_sum(tf.cast(tf.convert_to_tensor(gradient), tf.float32)) for gradient in gradients]
         [total] = self._strategy.collectives.all_reduce([tf.reshape(tf.add_n(sums) * 0, [1])], name="loss_scale/finite")
         return tf.math.is_finite(total[0])
 
     def update(self, finite: tf.Tensor) -> None:
-        """Updates the scale after a step; outside of replica functions.
+        """Updates the scale after a step. Call it outside of replica functions.
 
         Args:
-          finite: scalar bool from `all_finite`, on which all replicas agree.
+          finite: result of `all_finite`, which is equal on all replicas.
         """
         new_state = self._rule.next_state([tf.convert_to_tensor(v) for v in self.variables], finite)
 

@@ -19,7 +19,7 @@ class ReductionResult(NamedTuple):
       totals: exact or approximate sums over replicas, in the order, shapes and dtypes of the tensors; bitwise equal on
         every replica.
       sent: this replica's contribution to `totals`: its own tensors if the sum is exact, the part of them that was sent
-        if it is lossy. Adds up to `totals` over the replicas, up to rounding.
+        if it is lossy. Its sum over replicas is `totals`, up to rounding.
       state: the new state, in the order of `Reducer.state`, to be stored if the step is applied.
       witnesses: tensors, bitwise equal on every replica, that are all finite if and only if the tensors of every
         replica are.
@@ -44,10 +44,10 @@ class Reducer(abc.ABC):
 
     Attributes:
       biased: whether the expected value of `sent` differs from the tensors, so the difference must be sent later.
-      keeps_shapes: whether it needs each tensor in its own shape; otherwise buckets may pass vectors of several
-        tensors.
+      keeps_shapes: whether it needs each tensor in its own shape. Otherwise, buckets may concatenate several
+        tensors to a vector.
       packs: whether it packs its own messages and should receive all tensors in one call, without buckets.
-      remembers: whether it stores what it does not send. Error feedback would count that twice.
+      remembers: whether it stores what it does not send, which error feedback would count twice.
       experimental: whether it has not yet been shown both to train well and to save time on any link.
     """
 
@@ -71,12 +71,12 @@ class Reducer(abc.ABC):
           tensors: dense tensors of static shapes, in the same order on every replica.
           state: current values, in the order of `state()`.
           collectives: collectives of the replica.
-          name: names the messages; the same on every replica, and unique within a step.
+          name: name of the messages; the same on every replica, and unique within a step.
         """
 
 
 class Sum(Reducer):
-    """All-reduces the whole list as one message. Exact up to rounding; cost 2 n (N - 1) / N bytes."""
+    """All-reduces the whole list as one message. Exact up to rounding. Cost: 2 n (N - 1) / N bytes for n bytes."""
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
@@ -87,7 +87,7 @@ class Sum(Reducer):
 
 
 def tensor_specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
-    """Returns the shapes and dtypes of tensors; names contain only their index."""
+    """Returns the specs of tensors; their names contain only the index of the tensor."""
     return [tf.TensorSpec(tensor.shape, tensor.dtype, f"tensor{i}") for i, tensor in enumerate(tensors)]
 
 
@@ -99,7 +99,7 @@ def split_at(values: Sequence[tf.Tensor], count: int) -> tuple[list[tf.Tensor], 
 class PartitionedReducer(Reducer):
     """Passes each tensor of a list to the reducer of its partition.
 
-    `partitions` has the indices of the tensors of each partition and their reducer; every index is in exactly one of them.
+    `partitions` has the tensor indices and the reducer of each partition; every index is in exactly one partition.
     """
 
     keeps_shapes = True
@@ -115,10 +115,10 @@ class PartitionedReducer(Reducer):
     ) -> ReductionResult:
         totals, sent = list(tensors), list(tensors)
         remaining, new_state, witnesses = list(state), [], []
-        for number, (indices, reducer) in enumerate(self._partitions):
+        for index, (indices, reducer) in enumerate(self._partitions):
             members = [tensors[i] for i in indices]
             partition_state, remaining = split_at(remaining, len(reducer.state(tensor_specs(members))))
-            reduction = reducer.reduce(members, partition_state, collectives, name=f"{name}/partition{number}")
+            reduction = reducer.reduce(members, partition_state, collectives, name=f"{name}/partition{index}")
             for i, total, summand in zip(indices, reduction.totals, reduction.sent, strict=True):
                 totals[i], sent[i] = total, summand
             new_state += reduction.state
@@ -167,12 +167,12 @@ _log = logging.getLogger(__name__)
 
 
 class SparseRows(Reducer):
-    """Sums `tf.IndexedSlices` as rows if that sends less than an exact dense sum, and other tensors by an inner reducer.
+    """Sums `tf.IndexedSlices` as rows if that sends less than an exact dense sum, and other tensors with an inner reducer.
 
     Rows with the same index are summed first. Then indices and rows, whose number may differ between replicas, are
-    gathered and summed exactly in the order of ranks. Cost: r rows of b bytes are r (b + 4) + 4 bytes, received from
-    N - 1 replicas; a dense sum of V rows sends 2 V b (N - 1) / N. Because shapes are static, r is assumed to be the
-    number of indices, or V if there are more.
+    gathered and summed exactly in the order of ranks. Cost: r rows of b bytes take r (b + 4) + 4 bytes, received from
+    N - 1 replicas. A dense sum of V rows sends 2 V b (N - 1) / N. Because shapes are static, r is assumed to be the
+    number of indices, at most V.
 
     Which tensors are sparse is known only when a step is traced, after the state has been requested. The inner reducer
     therefore has a separate call and state for each tensor, which stays unused while the tensor is sent as rows. Wrap
@@ -222,15 +222,15 @@ class SparseRows(Reducer):
         if _has_static_rows(slices) and index not in self._logged_indices:
             self._logged_indices.add(index)
             name = self._names[index] if self._names else f"tensor {index}"
-            message = "The gradient of %s is sent %s: its rows are %d bytes, the dense tensor is %d."
+            message = "The gradient of %s is sent %s: its rows take %d bytes, the dense tensor %d."
             _log.info(message, name, "as rows" if is_sparse else "dense", *_bytes(slices))
         return is_sparse
 
 
 def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
-    """Returns whether gathering rows of static dense shape sends less than an exact dense sum; see `SparseRows`.
+    """Returns whether gathering the rows sends fewer bytes than an exact dense sum; see `SparseRows`.
 
-    If the number of rows is unknown during tracing, the dense sum is assumed to send less.
+    If the dense shape or the number of rows is unknown during tracing, the dense sum is assumed to send less.
     """
     if not _has_static_rows(slices):
         return False
@@ -243,14 +243,14 @@ def _has_static_rows(slices: tf.IndexedSlices) -> bool:
 
 
 def _bytes(slices: tf.IndexedSlices) -> tuple[int, int]:
-    """Returns the bytes of the rows with their indices and count, and of the dense tensor."""
+    """Returns the size in bytes of the rows with their indices and count, and of the dense tensor."""
     dense = tensor_bytes(slices)
     rows = min(slices.values.shape[0], slices.shape[0])
     return rows * (dense // slices.shape[0] + 4) + 4, dense
 
 
 def sum_rows(slices: tf.IndexedSlices, collectives: Collectives, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the dense sum over replicas of slices of static dense shape, and this replica's contribution."""
+    """Returns the dense sum over replicas of slices with a static dense shape, and this replica's contribution."""
     indices, positions = tf.unique(tf.cast(slices.indices, tf.int32))
     count = tf.size(indices)
     rows = tf.math.unsorted_segment_sum(slices.values, positions, count)

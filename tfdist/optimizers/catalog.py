@@ -1,4 +1,4 @@
-"""Creates optimizers, losses and metrics by name, in the grammar of flags, such as `sgd(momentum=0.9)`."""
+"""Creates optimizers, losses and metrics from text in the syntax of flags, such as `sgd(momentum=0.9)`."""
 
 import inspect
 import re
@@ -35,7 +35,7 @@ def create_optimizer(
       flag: name of the flag, for messages.
 
     Raises:
-      InputError: the name or an argument is unknown, or rejected by the optimizer.
+      InputError: the name or an argument is unknown, or the optimizer rejects an argument.
     """
     spec = parse(text)
     classes = _classes(keras.optimizers, keras.Optimizer, exclude=("Optimizer", "LossScaleOptimizer", "MultiOptimizer"))
@@ -43,7 +43,7 @@ def create_optimizer(
     defaults = {"learning_rate": learning_rate, "momentum_correction": momentum_correction}
     optimizer = call_user_function(flag, _find(spec.name, classes, flag), spec, **defaults)
     if not isinstance(optimizer, keras.Optimizer):
-        raise InputError(f"{flag}={text} must make a keras.Optimizer. Received: {type(optimizer).__name__}.")
+        raise InputError(f"{flag}={text} must create a keras.Optimizer. Received: {type(optimizer).__name__}.")
     return optimizer
 
 
@@ -57,12 +57,12 @@ def create_loss(text: str) -> keras.Loss:
     classes = _classes(keras.losses, keras.Loss, exclude=("Loss",))
     loss = call_user_function("--loss", _find(_SHORT_NAMES.get(spec.name, spec.name), classes, "--loss"), spec)
     if not isinstance(loss, keras.Loss):
-        raise InputError(f"--loss={text} must make a keras.Loss. Received: {type(loss).__name__}.")
+        raise InputError(f"--loss={text} must create a keras.Loss. Received: {type(loss).__name__}.")
     return loss
 
 
 def create_metrics(text: str) -> list[str]:
-    """Returns the valid names of Keras metrics, separated by commas, for `keras.Model.compile`, which resolves `accuracy`.
+    """Splits comma-separated names of Keras metrics for `keras.Model.compile`, which resolves `accuracy`.
 
     Raises:
       InputError: a name is unknown, or its metric requires arguments.
@@ -103,7 +103,7 @@ def _snake_case(name: str) -> str:
 
 
 def average_weights(optimizer: keras.Optimizer, momentum: float) -> None:
-    """Makes an optimizer average the weights, like Keras's `use_ema`, without ever overwriting them.
+    """Makes an optimizer average the weights, like Keras's `use_ema`, but never overwrite them with the average.
 
     After update t with weights w_t, the average is
 

@@ -39,7 +39,7 @@ class MomentumCorrectedSGD(keras.optimizers.SGD):
         self.assign_sub(variable, rate * (self.momentum * velocity + step if self.nesterov else velocity))
 
 
-# Paths of variables for which neither weight decay nor rate adaptation is suitable.
+# Patterns of paths of variables for which neither weight decay nor rate adaptation is suitable.
 NORMS_AND_BIASES = (r"(^|/)(bias|beta|gamma)$", r"(?i)norm[^/]*/[^/]+$")
 
 
@@ -66,13 +66,13 @@ class LARS(keras.optimizers.Optimizer):
       weight_decay: coefficient of the weights in the gradient, inside the trust; at least 0. None means 0.
       trust_coefficient: above 0.
       epsilon: added to the norms; at least 0.
-      exclude_from_weight_decay: regular expressions; a variable is excluded if one is found in its path.
+      exclude_from_weight_decay: regular expressions; a variable is excluded if its path contains a match.
       exclude_from_layer_adaptation: regular expressions of variables whose trust is 1.
       momentum_correction: whether past updates in the momentum are rescaled when the learning rate changes.
       **kwargs: as for `keras.optimizers.Optimizer`.
 
     Raises:
-      InputError: a number is out of range.
+      InputError: an argument is out of range.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from tfdist.config import decay as decays
 from tfdist.config.spec import Spec, call_user_function, load_object
 from tfdist.errors import InputError, nearest
 
-_LAST_START = 2**40  # steps; no run reaches later cycles
+_MAX_CYCLE_START = 2**40  # step; no run reaches later cycles
 
 
 class RunProgress(NamedTuple):
@@ -49,7 +49,7 @@ def decay_factor(decay: decays.Decay, position: RunProgress) -> tf.Tensor | floa
             last = first / decay.final_div_factor
             rise, fall = _rise_and_fall(decay, progress)
             return ops.where(progress < decay.pct_start, first + (1 - first) * rise, 1 + (last - 1) * fall)
-    raise TypeError(f"No rule for {decay!r}.")
+    raise TypeError(f"Unknown decay: {decay!r}.")
 
 
 def _cycle(decay: decays.CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -62,7 +62,7 @@ def _cycle(decay: decays.CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> t
         return cycle, ops.cast(ops.mod(steps_done, decay.first), dtype) / decay.first
     cycle_start, length = 0.0, float(decay.first)
     cycle, start, steps = (ops.cast(number, dtype) for number in (0, 0, decay.first))
-    while (cycle_start := cycle_start + length) < _LAST_START:
+    while (cycle_start := cycle_start + length) < _MAX_CYCLE_START:
         length *= decay.t_mul
         has_started = steps_done >= math.ceil(cycle_start)  # scalars, because a mesh accepts no other constants
         cycle += ops.cast(has_started, dtype)
@@ -128,7 +128,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate that rises linearly to its peak and decays from there.
 
     Step k, counted from 0, has the rate peak * rise(k) * fall(k), where rise(k) = start + (1 - start) k / W for k < W =
-    `warmup_steps`, else 1. The rate depends only on k, so a resumed run has the same rates. Computed in Keras's floatx.
+    `warmup_steps`, else 1. The rate depends only on k, so a resumed run has the same rates. It is computed in Keras's floatx.
     docs/guides/gradients.md has the equations of the decays.
 
     With `one_cycle`, `Trainer` and Keras's `fit` on replicas also set the momentum of the optimizer to `momentum(k)`.
@@ -171,8 +171,8 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         self._decay = decays.parse_decay(decay)
         if warmup_steps and self._decay.warmup_conflict:
             raise InputError(
-                f"--decay={decay} excludes a warmup: {self._decay.warmup_conflict}. Received: "
-                f"--warmup_steps={warmup_steps}. Leave one of them out."
+                f"--decay={decay} cannot follow a warmup: {self._decay.warmup_conflict}. Received: "
+                f"--warmup_steps={warmup_steps}. Remove --decay or --warmup_steps."
             )
         if self._decay.needs_total_steps and warmup_steps >= total_steps:
             raise InputError(
@@ -204,12 +204,12 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
           A scalar of Keras's floatx.
         """
         position = self._position(step)
-        number = ops.cast(position.step, position.progress.dtype)
-        rate = self.peak * ops.ones_like(number)
+        float_step = ops.cast(position.step, position.progress.dtype)
+        rate = self.peak * ops.ones_like(float_step)
         if self._user_schedule is not None:
-            rate = ops.cast(keras_internals.with_autograph(self._user_schedule)(position.step), number.dtype)
+            rate = ops.cast(keras_internals.with_autograph(self._user_schedule)(position.step), float_step.dtype)
         if self.warmup_steps:  # this form is exactly 1 at the end
-            rate *= 1 - (1 - self.warmup_start) * ops.maximum(1 - number / self.warmup_steps, 0)
+            rate *= 1 - (1 - self.warmup_start) * ops.maximum(1 - float_step / self.warmup_steps, 0)
         return rate * decay_factor(self._decay, position)
 
     def momentum(self, step: Any) -> tf.Tensor:
@@ -222,8 +222,8 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
     def _position(self, step: Any) -> RunProgress:
         step = ops.cast(step, "int64")
         span = max(self.total_steps - self.warmup_steps, 1)
-        number = ops.cast(step, keras.config.floatx())
-        progress = ops.clip((number - self.warmup_steps) / span, 0, 1)
+        float_step = ops.cast(step, keras.config.floatx())
+        progress = ops.clip((float_step - self.warmup_steps) / span, 0, 1)
         return RunProgress(step, step - self.warmup_steps, progress)
 
     def _load_user_schedule(self, spec: Spec) -> Callable[[Any], Any]:
@@ -241,7 +241,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
             received = f"{first_rate!r:.60} for step 0" if callable(schedule) else type(schedule).__name__
             raise InputError(
                 f"--decay={spec} must return a keras.optimizers.schedules.LearningRateSchedule, or a function of the step "
-                f"that returns a rate. Received: {received}. Return such an object."
+                f"that returns a rate. Received: {received}. Return one of these."
             )
         return schedule
 

@@ -1,4 +1,4 @@
-"""Messages between stages, activations and their gradients, and their compression."""
+"""Sends activations and their gradients between stages, optionally compressed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class ActivationCompression:
     """Compresses floating-point tensors of at least `MIN_ELEMENTS` elements; this base class compresses nothing.
 
     The receiver computes with decoded values, the sender with the original ones. Gradients pass straight through the
-    compression, and are compressed in turn. Encoding a decoded tensor adds no error, so all stages that a skip connection
+    compression, and are themselves compressed. Encoding a decoded tensor adds no error, so all stages that a skip connection
     crosses have equal values. Non-finite tensors stay non-finite, so the step is skipped, or ends the run, as without
     compression. Rounding is to nearest and deterministic.
     """
@@ -27,7 +27,7 @@ class ActivationCompression:
         return tensor
 
     def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
-        """Returns a tensor of this shape and dtype for the result of `encode` on the other side."""
+        """Returns a tensor of this shape and dtype from a result of `encode` of the other process."""
         return message
 
     def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
@@ -65,8 +65,8 @@ class QuantizedActivations(ActivationCompression):
 
         C(x)_i = s round(127 x_i / s) / 127,   |C(x)_i - x_i| <= s / 254,   s = max |x| of the block, in float32
 
-    Cost: 1.016 bytes per element, and 4 per tensor. Scales per group are those of ActNN (Chen et al., arXiv:2104.14129),
-    for activations that are stored; Bian et al., Does Compressing Activations Help Model Parallel Training?, 2023
+    Cost: 1.016 bytes per element, and 4 per tensor. ActNN (Chen et al., arXiv:2104.14129) uses scales per group for
+    activations that are stored; Bian et al., Does Compressing Activations Help Model Parallel Training?, 2023
     (arXiv:2301.02654), compare quantization with other methods between stages; Wang et al., Fine-tuning Language Models
     over Slow Networks using Activation Compression with Guarantees, 2022 (arXiv:2206.01299), show where direct
     quantization, such as this, limits accuracy: at 2 to 4 bits.

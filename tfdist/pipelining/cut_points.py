@@ -1,4 +1,4 @@
-"""The cut points of a model, after given layers or at positions that balance the costs of the stages."""
+"""Finds the cut points of a model: after given layers, or at positions that balance the costs of the stages."""
 
 import dataclasses
 import math
@@ -14,17 +14,17 @@ from tfdist.config.pipeline import BalancedCut, LayerCut
 from tfdist.errors import InputError, nearest
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
 
-SLACK = 0.05  # the most expensive stage may exceed the minimum by this fraction, to reduce messages
+SLACK = 0.05  # the most expensive stage may exceed the minimum by this fraction, to send fewer bytes
 
 
 def balance(costs: np.ndarray, stages: int, cut_bytes: np.ndarray, is_allowed: np.ndarray) -> list[int] | None:
-    """Returns the balanced cuts: the index of the first element of every stage except stage 0.
+    """Returns balanced cuts: the index of the first element of every stage except stage 0.
 
-    Minimizes the bytes that cross cuts, where the maximum cost of a stage may be 5% above its minimum. Takes
+    Minimizes the bytes that cross cuts, where the highest cost of a stage may be 5% above the minimum. Takes
     O(stages * n^2) by dynamic programming. Returns None if too few cuts are allowed.
 
     Args:
-      costs: [n + 1, n + 1]; cost of a stage of the elements i to j - 1.
+      costs: [n + 1, n + 1]; element [i, j] is the cost of a stage with the elements i to j - 1.
       stages: number of stages.
       cut_bytes: [n + 1]; bytes that cross a cut before each element.
       is_allowed: [n + 1] bool; whether a cut before each element is allowed.
@@ -85,7 +85,7 @@ def cut_positions(
             if any(calls.first < position <= calls.last for position in positions):
                 raise calls.error(str(cut))
         return positions
-    # Stages start neither at the first position nor after a nested model's entry.
+    # Stages after the first start neither at the first position nor after a nested model's entry.
     is_allowed = np.array([False, *(not graph.calls[i].is_entry for i in graph.order[:-1]), False])
     for calls in inseparable:
         is_allowed[calls.first + 1 : calls.last + 1] = False
@@ -109,7 +109,7 @@ class _InseparableCalls(NamedTuple):
     """Calls that must be in one stage, at the positions `first` to `last`."""
 
     rule: str  # format string of the error, with the fields `received` and `name`
-    name: str  # of a call
+    name: str  # of one of the calls
     first: int
     last: int
 
@@ -118,11 +118,11 @@ class _InseparableCalls(NamedTuple):
 
 
 _STATE_RULE = (
-    "All calls of a layer with state must be in one stage, as one process has its state. Received: {received}, with calls of "
-    "{name} in several. Cut elsewhere, or use a layer of its own for each call."
+    "All calls of a layer with state must be in one stage, whose process holds the state. Received: {received}, with "
+    "calls of {name} in several stages. Cut elsewhere, or use a separate layer for each call."
 )
 _SEND_RULE = (
-    "Stages send each other dense tensors of numbers, no text and no sparse or ragged tensors. Received: {received}, where a "
+    "Stages can send only dense tensors of numbers, not text, sparse tensors or ragged tensors. Received: {received}, where a "
     "later stage uses the result of {name}. Cut after the layers that use it, or use fewer stages."
 )
 
@@ -219,7 +219,7 @@ def _range_sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _variable_bytes(run: AbstractRun) -> np.ndarray:
-    """Returns the bytes of the variables of stages of positions i to j - 1; shared variables count once."""
+    """Returns the bytes of the variables of a stage of the positions i to j - 1; shared variables count once."""
     variables, n = [run.usage[i].variables for i in run.graph.order], len(run.graph.order)
     sizes = np.zeros((n + 1, n + 1))
     for start in range(n):
@@ -250,7 +250,7 @@ class Crossing:
     tensor: int  # index in `Graph.tensors`; for a mask or logits, of the tensor to which they are attached
 
 
-# The tensors that a stage receives from the previous one, in the same order for both, and those that get their masks.
+# The tensors that a stage receives from the previous one, in the same order for both, and the tensors that get their masks.
 Boundary: TypeAlias = tuple[tuple[Crossing, ...], frozenset[int]]
 
 
@@ -272,7 +272,7 @@ def boundaries(run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[B
         carriers = {run.masks[tensor]: tensor for tensor in reversed(masked_tensors)}
         outputs = [tensor for tensor in tensors if tensor in run.logits and tensor in graph.outputs]
         kinds = ((VALUE, tensors), (MASK, sorted(carriers.values())), (LOGITS, outputs))
-        crossings = [_make_crossing(run, x, sources[x], kind) for kind, numbers in kinds for x in numbers]
+        crossings = [_make_crossing(run, x, sources[x], kind) for kind, indices in kinds for x in indices]
         results.append((tuple(crossings), frozenset(masked[stage].intersection(tensors))))
     return [*results, results[0]]
 
@@ -288,12 +288,12 @@ def _masked_tensors(run: AbstractRun, stage_of: Sequence[int], stages: int) -> l
     return [{tensor for tensor, is_masked in uses.items() if is_masked and tensor in run.masks} for uses in first_uses]
 
 
-def _make_crossing(run: AbstractRun, number: int, stage: int, kind: str) -> Crossing:
-    tensor = run.graph.tensors[number]
+def _make_crossing(run: AbstractRun, index: int, stage: int, kind: str) -> Crossing:
+    tensor = run.graph.tensors[index]
     if kind == MASK:
-        shape, dtype = run.mask_shapes[number]
+        shape, dtype = run.mask_shapes[index]
         size = math.prod(n or 1 for n in shape) * tf.as_dtype(dtype).size
-        return Crossing(f"{tensor.name}/mask", shape, dtype, stage, False, size, kind, number)
+        return Crossing(f"{tensor.name}/mask", shape, dtype, stage, False, size, kind, index)
     name = f"{tensor.name}/logits" if kind == LOGITS else tensor.name
-    shape = run.static_shapes[number]
-    return Crossing(name, shape, tensor.dtype, stage, number in run.differentiable, run.sizes[number], kind, number)
+    shape = run.static_shapes[index]
+    return Crossing(name, shape, tensor.dtype, stage, index in run.differentiable, run.sizes[index], kind, index)

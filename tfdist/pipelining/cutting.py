@@ -21,19 +21,19 @@ def check_model(model: Any) -> None:
     """Raises `InputError` for a model whose graph is unknown, or that overrides a step of Keras."""
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call and not model.built:
         raise InputError(
-            f"A sequential model must know its input to be cut into stages. Received: {model.name}, which is not built. "
-            "Give it a keras.Input as its first layer."
+            f"A sequential model must be built before it is cut into stages. Received: {model.name}, which is not built. "
+            "Add a keras.Input as its first layer."
         )
     if keras_internals.functional_of(model) is None:
         raise InputError(
-            "Stages are cut from functional and sequential models, whose layers are known. Received: "
-            f"{type(model).__name__}, with a `call` of its own. Build it as keras.Model(inputs, outputs)."
+            "Only functional and sequential models can be cut into stages. Received: "
+            f"{type(model).__name__}, with its own `call`. Build it as keras.Model(inputs, outputs)."
         )
     for name in _STEP_METHODS:
         if keras_internals.is_overridden(model, name):
             raise InputError(
-                f"A model that is cut into stages must use Keras's own `{name}`: no process has all of it. Received: "
-                f"{type(model).__name__}, with a `{name}` of its own. Use a loss of `compile`, or another strategy."
+                f"A model that is cut into stages must use Keras's own `{name}`, because no process has all layers. Received: "
+                f"{type(model).__name__}, which overrides `{name}`. Pass a loss to `compile`, or use another strategy."
             )
 
 
@@ -42,10 +42,10 @@ class StageVariables:
     """The variables of one stage, each field in the order of the model's variables."""
 
     all: tuple[keras.Variable, ...]  # the stage's part of `model.variables`
-    metrics: tuple[keras.Variable, ...]  # of the metrics of layers, which are not among Keras's variables of the model
+    metrics: tuple[keras.Variable, ...]  # variables of the metrics of layers, which `model.variables` does not contain
     external: tuple[keras.Variable, ...]  # variables that the stage reads and that belong to no layer
-    shared: tuple[keras.Variable, ...]  # variables of `all` that belong to other stages, too
-    owned: tuple[keras.Variable, ...]  # of `all` that belong to no earlier stage; every variable is owned by one stage
+    shared: tuple[keras.Variable, ...]  # variables of `all` that also belong to other stages
+    owned: tuple[keras.Variable, ...]  # variables of `all` that belong to no earlier stage, so one stage owns each
 
     @property
     def trainable(self) -> tuple[keras.Variable, ...]:
@@ -106,10 +106,10 @@ def initialize(variables: StageVariables) -> None:
 class StageGraph:
     """A stage of a model."""
 
-    index: int  # number of the stage, from 0
+    index: int  # index of the stage, from 0
     calls: tuple[Call, ...]  # in the order in which Keras runs them
     layers: tuple[keras.Layer, ...]  # each once
-    inputs: tuple[str, ...]  # names of the model's inputs that it reads
+    inputs: tuple[str, ...]  # names of the model's inputs that the stage reads
     received: tuple[Crossing, ...]  # tensors from the previous stage
     sent: tuple[Crossing, ...]  # tensors for the next stage, including those that this stage only passes on
     variables: StageVariables
@@ -126,7 +126,7 @@ class StageGraph:
     ) -> tuple[Any, list[tf.Tensor]]:
         """Runs the stage's part of the model, eagerly or in a function.
 
-        `inputs` are those of the model by name, from `Cut.named_inputs`, and `received` tensors in the order of
+        `inputs` are the model's inputs by name, from `Cut.named_inputs`; `received` are tensors in the order of
         `self.received`. `take_data_losses()` then returns the losses that layers have added.
 
         Returns:
@@ -165,10 +165,10 @@ class StageGraph:
         for crossing, tensor in zip(self.received, received, strict=True):
             kinds[crossing.kind][crossing.tensor] = tensor
         masks = {self._run.masks[tensor]: mask for tensor, mask in kinds[MASK].items()}
-        for number, tensor in kinds[VALUE].items():
-            values[number] = tf.identity(tensor)  # the caller's tensor gets no mask
-            mask = masks[self._run.masks[number]] if number in self._masked_received else None
-            keras_internals.set_mask_and_logits(values[number], mask, kinds[LOGITS].get(number))
+        for index, tensor in kinds[VALUE].items():
+            values[index] = tf.identity(tensor)  # the caller's tensor gets no mask
+            mask = masks[self._run.masks[index]] if index in self._masked_received else None
+            keras_internals.set_mask_and_logits(values[index], mask, kinds[LOGITS].get(index))
         return masks
 
     def _crossing_tensor(self, crossing: Crossing, values: Mapping[int, Any], masks: Mapping[int, Any]) -> Any:
@@ -180,7 +180,7 @@ class StageGraph:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cut:
-    """A model that has been cut."""
+    """A model that has been cut into stages."""
 
     stages: tuple[StageGraph, ...]  # in order
     run: AbstractRun
@@ -192,7 +192,7 @@ class Cut:
 
     @property
     def shared(self) -> list[tuple[keras.Variable, tuple[int, ...]]]:
-        """Variables that several stages share, such as tied embeddings, with the numbers of the stages."""
+        """Variables that several stages share, such as tied embeddings, with the indices of the stages."""
         stages_by_id: dict[int, tuple[keras.Variable, list[int]]] = {}
         for stage in self.stages:
             for variable in stage.variables.shared:
@@ -252,7 +252,7 @@ def cut_model(
     """Cuts a functional or sequential model, or the result of `trace_model`, into stages.
 
     The composition of the stages is bitwise equal to the model. For `cut`, see `parse_cut`. `seconds` returns the seconds of
-    each of `Graph.calls`, to balance stages by time; it measures them by default. Raises `InputError` if the model cannot be
+    each of `Graph.calls`, to balance stages by time; by default, they are measured. Raises `InputError` if the model cannot be
     cut in this way.
     """
     run = model if isinstance(model, AbstractRun) else trace_model(model)
@@ -261,14 +261,14 @@ def cut_model(
 
 
 def cut_at(run: AbstractRun, starts: Sequence[int]) -> Cut:
-    """Returns the model cut into stages; `starts` has the first position in `graph.order` of each except stage 0."""
+    """Returns the model cut into stages; `starts` has the first position in `graph.order` of each stage but the first."""
     graph, stages = run.graph, len(starts) + 1
     stage_of = [0] * len(graph.calls)
     for position, call in enumerate(graph.order):
         stage_of[call] = sum(position >= start for start in starts)
     stage_boundaries = boundaries(run, stage_of, stages)
     variables = assign_variables(run, stage_of, stages)
-    names = {number: name for name, number in graph.inputs.items()}
+    names = {index: name for name, index in graph.inputs.items()}
     stage_graphs = []
     for stage in range(stages):
         calls = tuple(call for call, call_stage in zip(graph.calls, stage_of, strict=True) if call_stage == stage)
@@ -280,7 +280,7 @@ def cut_at(run: AbstractRun, starts: Sequence[int]) -> Cut:
                 stage,
                 calls,
                 tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None)),
-                tuple(name for number, name in names.items() if number in tensors_read),
+                tuple(name for index, name in names.items() if index in tensors_read),
                 received,
                 sent,
                 variables[stage],

@@ -1,4 +1,4 @@
-"""Execution of a schedule: a traced function that computes the actions of this process in order.
+"""Executes a schedule: traces a function that computes the actions of this process in order.
 
 Control dependencies enforce the order, which bounds the number of live activations. The message of an action is received
 during the action before it, and sends do not block. The passes of a stage are traced once, so tracing takes about the same
@@ -59,13 +59,13 @@ class StepStage(Stage, Protocol):
     """A stage in one step, with the arguments of each micro-batch."""
 
     def arguments(self, micro_batch: int) -> Any:
-        """Returns the arguments of `forward` for a micro-batch, in the same structure for all."""
+        """Returns the arguments of `forward` for a micro-batch, in the same structure for all micro-batches."""
 
 
 class Sums(NamedTuple):
     """Sums over micro-batches."""
 
-    gradients: dict[int, list[Gradient]]  # by stage, of its variables in order
+    gradients: dict[int, list[Gradient]]  # by stage, in the order of its variables
     share: tf.Tensor  # scalar; contribution of these stages to the reported loss
 
 
@@ -78,8 +78,8 @@ class Execution:
     """Traces one execution of a schedule: the forward and backward passes of this process's stages."""
 
     schedule: Schedule
-    process: int  # number of this process in its pipeline
-    stages: Mapping[int, StepStage]  # by number
+    process: int  # rank of this process in its pipeline
+    stages: Mapping[int, StepStage]  # by index
     collectives: Collectives  # of the processes of the pipeline
     clock: ActionClock = NO_CLOCK
     compression: ActivationCompression = EXACT
@@ -87,9 +87,9 @@ class Execution:
     def __post_init__(self) -> None:
         self._actions, stages = self.schedule.actions[self.process], self.stages
         split_stages = {action.stage for action in self._actions if action.kind == INPUT_GRADIENT}
-        self._passes = {n: Passes(stage, stage.arguments(0), n in split_stages) for n, stage in stages.items()}
+        self._passes = {i: Passes(stage, stage.arguments(0), i in split_stages) for i, stage in stages.items()}
         self._residuals: dict[tuple[int, int], list[tf.Tensor]] = {}  # by stage and micro-batch
-        self._gradients: dict[int, list[Gradient]] = {n: [None] * len(stage.variables) for n, stage in stages.items()}
+        self._gradients: dict[int, list[Gradient]] = {i: [None] * len(stage.variables) for i, stage in stages.items()}
         self._loss_shares: list[tf.Tensor] = []
         self._local_tensors: dict[str, list[tf.Tensor]] = {}  # for other stages of this process, by tag
 

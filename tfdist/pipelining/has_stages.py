@@ -28,13 +28,13 @@ class HasStages(Strategy):
 
     trains_whole_model = False
     grid: ProcessGrid  # the processes of the job
-    pipeline_rank: int  # number of this process in its pipeline
+    pipeline_rank: int  # rank of this process in its pipeline
     schedule: Schedule
     cut: str  # where to cut the model into stages, as in `--cut`
     activation_compression: ActivationCompression  # between stages, during training
-    job: Collectives  # of all processes
+    job: Collectives  # collectives of all processes
     pipeline_collectives: Collectives  # of the processes of this replica's pipeline, in the order of their stages
-    stage_devices: StageDevices | None = None  # over which this process's stages are spread; None for a single device
+    stage_devices: StageDevices | None = None  # the devices over which this process's stages are spread, if several
 
     @functools.cached_property
     def peers(self) -> Group:
@@ -72,7 +72,7 @@ class HasStages(Strategy):
         return self.pipeline_rank == self.grid.stages - 1
 
     def full_values(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Returns the full values of variables of this process as tensors on the host; call it eagerly."""
+        """Returns the full values of variables of this process as tensors on the host. Call it eagerly."""
         values = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
         devices = self.stage_devices
         return values if devices is None else [devices.devices.full_tensor(value) for value in values]

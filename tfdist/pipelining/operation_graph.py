@@ -27,7 +27,7 @@ class Call:
     # The name of the operation, with the nested models that contain it as a prefix, such as "encoder/dense"; the second call of
     # an operation is named "dense (2)".
     name: str
-    operation: keras.Operation  # for the entry of a nested model, which converts its inputs, the model
+    operation: keras.Operation  # the nested model, for the call that converts its inputs (its entry)
     inputs: tuple[int, ...]  # tensors among its arguments
     outputs: tuple[int, ...]
     _node: GraphNode = dataclasses.field(repr=False)
@@ -37,7 +37,7 @@ class Call:
     def run(self, values: MutableMapping[int, Any], training: bool | None) -> None:
         """Computes the outputs and adds them to `values`, which are tensors by index."""
         training = self._training if training is None else training
-        tensors = {id(x): values[number] for x, number in zip(self._node.inputs, self.inputs, strict=True)}
+        tensors = {id(x): values[index] for x, index in zip(self._node.inputs, self.inputs, strict=True)}
         args, kwargs = self._node.fill_in(tensors)
         if self.is_entry:
             outputs = keras_internals.standardize_inputs(self.operation, args[0], kwargs.get("mask"))
@@ -53,7 +53,7 @@ class Call:
 
     @property
     def layer(self) -> keras.Layer | None:
-        """The layer that it runs; None for a stateless operation, and for the entry of a nested model."""
+        """The layer that the call runs; None for a stateless operation, and for the entry of a nested model."""
         return self.operation if isinstance(self.operation, keras.Layer) and not self.is_entry else None
 
 
@@ -62,7 +62,7 @@ class Graph:
     """The graph of a model; nested functional and sequential models are replaced by their own calls."""
 
     model: keras.Model
-    functional: keras.Model  # the functional model that it runs: the model itself, unless it is sequential
+    functional: keras.Model  # the functional model inside `model`; the model itself unless it is sequential
     tensors: list[Tensor]
     inputs: dict[str, int]  # index of the tensor of each input, by name
     outputs: list[int]  # tensors that the model returns, flattened
@@ -84,10 +84,10 @@ class _Builder:
         self.tensors.append(Tensor(name, tuple(symbolic.shape), symbolic.dtype))
         return len(self.tensors) - 1
 
-    def add(self, functional: keras.Model, numbers: dict[int, int], prefix: str, training: bool | None) -> list[int]:
-        """Adds the calls of a model and returns its outputs; `numbers` has the tensors by id of symbolic tensor."""
+    def add(self, functional: keras.Model, indices: dict[int, int], prefix: str, training: bool | None) -> list[int]:
+        """Adds the calls of a model and returns its outputs; `indices` maps ids of symbolic tensors to tensors."""
         for node in keras_internals.nodes_of(functional):
-            inputs = tuple(numbers[id(x)] for x in node.inputs)
+            inputs = tuple(indices[id(x)] for x in node.inputs)
             name = self._name(prefix + node.operation.name, node.operation)
             nested = keras_internals.functional_of(node.operation) if self._is_inlined(node) else None
             call_name, symbolic = (f"{name}/inputs", nested.inputs) if nested else (name, node.outputs)
@@ -97,8 +97,8 @@ class _Builder:
             if nested:
                 entries = dict(zip(map(id, nested.inputs), outputs, strict=True))
                 outputs = self.add(nested, entries, f"{name}/", node.kwargs.get("training", training))
-            numbers.update(zip(map(id, node.outputs), outputs, strict=True))
-        return [numbers[id(x)] for x in functional.outputs]
+            indices.update(zip(map(id, node.outputs), outputs, strict=True))
+        return [indices[id(x)] for x in functional.outputs]
 
     def _is_inlined(self, node: GraphNode) -> bool:
         nested = node.operation
@@ -126,8 +126,8 @@ def graph_of(model: keras.Model) -> Graph:
     builder = _Builder(model)
     names = keras_internals.input_names(functional)
     inputs = {name: builder.tensor(name, x) for name, x in zip(names, functional.inputs, strict=True)}
-    numbers = dict(zip(map(id, functional.inputs), inputs.values(), strict=True))
-    outputs = builder.add(functional, numbers, "", None)
+    indices = dict(zip(map(id, functional.inputs), inputs.values(), strict=True))
+    outputs = builder.add(functional, indices, "", None)
     order = list(_depth_first(builder.calls, outputs))
     return Graph(model, functional, builder.tensors, inputs, outputs, builder.calls, order)
 
@@ -157,7 +157,7 @@ def _depth_first(calls: Sequence[Call], outputs: Sequence[int]) -> Iterator[int]
             stack += [(x, False) for x in sorted(predecessors, key=heights.__getitem__)]  # the last is visited first
 
 
-_UNKNOWN_SIZE = 8  # the size in an abstract run of unknown dims other than the rows
+_UNKNOWN_SIZE = 8  # size that replaces unknown dims, other than the batch dim, in an abstract run
 # Operations whose result is a view of their input, or is not needed for gradients.
 _UNSTORED_TYPES = frozenset("Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot".split())
 
@@ -168,13 +168,13 @@ class Usage:
 
     reads: Mapping[int, keras.Variable]  # by id
     assigns: Mapping[int, keras.Variable]  # in a training step, by id
-    # Bytes per row that it keeps for the backward pass: floating-point results, including inner ones, but not those inside
-    # loops, such as the steps of a recurrent layer.
+    # Bytes per row that the call keeps for the backward pass: floating-point results, including inner ones, but not those
+    # inside loops, such as the steps of a recurrent layer.
     activations: int
 
     @property
     def variables(self) -> dict[int, keras.Variable]:
-        """Variables that it reads or assigns, by id."""
+        """Variables that the call reads or assigns, by id."""
         return {**self.reads, **self.assigns}
 
 
@@ -189,9 +189,9 @@ class AbstractRun:
         self.graph = graph
         rows = _fixed_rows(graph) or rows
         tracer = _Tracer(graph, rows)
-        values = [tracer.values[number] for number in range(len(graph.tensors))]
+        values = [tracer.values[index] for index in range(len(graph.tensors))]
         sizes = _activations(graph, rows, tracer)
-        # Of each call of `Graph.calls`.
+        # For each call of `Graph.calls`.
         self.usage = [Usage(*use, size) for use, size in zip(tracer.usages, sizes, strict=True)]
         first_tensors: dict[int, int] = {}
         # For each tensor that is computed with a Keras mask, the first tensor with the same mask.
@@ -214,8 +214,8 @@ class AbstractRun:
 
 
 def _fixed_rows(graph: Graph) -> int | None:
-    """Returns the fixed number of rows of the model's inputs; None if there is none."""
-    sizes = [graph.tensors[number].shape[:1] for number in graph.inputs.values()]
+    """Returns the number of rows of the model's inputs if it is fixed, else None."""
+    sizes = [graph.tensors[index].shape[:1] for index in graph.inputs.values()]
     return next((shape[0] for shape in sizes if shape and shape[0] is not None), None)
 
 
@@ -231,7 +231,7 @@ class _Tracer:
         with trace.as_default():
             layers = dict.fromkeys(call.layer for call in graph.calls if call.layer is not None)
             body = keras_internals.Body("abstract_run", graph.model, list(layers), self._run)
-            inputs = [graph.tensors[number] for number in graph.inputs.values()]
+            inputs = [graph.tensors[index] for index in graph.inputs.values()]
             sizes = [
                 [(_UNKNOWN_SIZE if i else rows) if n is None else n for i, n in enumerate(x.shape)] for x in inputs
             ]
@@ -244,7 +244,7 @@ class _Tracer:
         return frozenset(x for x in tensors if keras_internals.mask_and_logits(self.values[x])[0] is not None)
 
     def shapes(self) -> list[tuple[int, ...]]:
-        return [tuple(self.values[number].shape) for number in range(len(self._graph.tensors))]
+        return [tuple(self.values[index].shape) for index in range(len(self._graph.tensors))]
 
     def _run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
         self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))
@@ -269,7 +269,7 @@ class _Tracer:
 
 def _activations(graph: Graph, rows: int, tracer: _Tracer) -> list[int]:
     """Returns the bytes per row that each call keeps for the backward pass."""
-    active = {tracer.values[number].name for number in graph.inputs.values()}
+    active = {tracer.values[index].name for index in graph.inputs.values()}
     sizes, start = [], 0
     for call, end in zip(graph.calls, tracer.ends, strict=True):
         size = 0
@@ -293,10 +293,10 @@ def _static_shapes(graph: Graph, rows: int, shapes: Sequence[tuple[int, ...]]) -
     """Returns the shapes with None for sizes that depend on the batch.
 
     Keras does not know all static sizes inside nested models: a size is static if it is equal for another number of rows. A
-    fixed number of rows in the model's inputs becomes None, as micro-batches have another one.
+    fixed number of rows in the model's inputs becomes None, because micro-batches have a different number.
     """
     static_shapes = [tensor.shape for tensor in graph.tensors]
-    is_open = any(None in static_shapes[number][1:] for number in graph.inputs.values())
+    is_open = any(None in static_shapes[index][1:] for index in graph.inputs.values())
     if not is_open and any(None in shape[1:] for shape in static_shapes):
         other_shapes = _Tracer(graph, rows + 1).shapes()
         static_shapes = [

@@ -19,8 +19,8 @@ def measure_seconds(graph: Graph, *, rows: int = 1) -> list[float]:
     """Measures the compiled forward and backward pass of each call on this device, in seconds.
 
     Equal layers with inputs of equal shapes are measured once. Variables need no values: small random numbers replace them
-    and the inputs of one call at a time. Takes about 7 steps, and a trace and 20 ms for each distinct call. Measurements
-    differ between ranks: one rank must measure for all.
+    and the inputs of one call at a time. Takes as long as about 7 steps, and a trace and 20 ms for each distinct call.
+    Measurements differ between ranks, so one rank must measure for all.
     """
     run = AbstractRun(graph, rows)
     overhead = min_call_seconds(tf.function(tf.identity), [tf.zeros([])])
@@ -94,7 +94,7 @@ def forward_and_backward(forward: Callable[..., Sequence[tf.Tensor]], is_source:
 
 
 def small_numbers(dtype: str, shape: Sequence[int]) -> tf.Tensor:
-    """Returns random numbers in [0.01, 0.1), or zeros of other dtypes."""
+    """Returns random numbers in [0.01, 0.1), or zeros if the dtype is not floating-point."""
     tf_dtype = tf.as_dtype(dtype)
     if not tf_dtype.is_floating:
         return tf.zeros(shape, tf_dtype)

@@ -21,7 +21,7 @@ _READ_TYPES = ("ReadVariableOp", "ResourceGather", "VariableShape")  # stateful,
 
 
 def required_operations(targets: Iterable[tf.Tensor | tf.Operation]) -> Operations:
-    """Returns the operations that compute the targets, and all operations on which those depend, including control inputs."""
+    """Returns the operations that compute the targets, and all operations on which they depend, including control inputs."""
     pending = [target.op if isinstance(target, tf.Tensor) else target for target in targets]
     operations: set[tf.Operation] = set()
     while pending:
@@ -144,7 +144,7 @@ class ForwardResult(NamedTuple):
 
 
 class Passes:
-    """The passes of a stage; callable eagerly, or any number of times in a function.
+    """The passes of a stage. They can be called eagerly, or any number of times in a function.
 
     Every call of the forward pass has its side effects, such as updates of metrics.
     """
@@ -153,7 +153,7 @@ class Passes:
     uses: list[bool]
 
     def __init__(self, stage: Stage, arguments: Any, split: bool = False):
-        """Traces the passes; if `split`, the backward pass in two parts.
+        """Traces the passes; the backward pass in two parts if `split`.
 
         `arguments` is the structure of the arguments of `stage.forward`. The values of tensors may change from call to call;
         other leaves are constant.
@@ -177,7 +177,7 @@ class Passes:
     ) -> tuple[list[Gradient], list[tf.Tensor]]:
         """Computes the backward pass from residuals, and from gradients of the sent tensors that have one.
 
-        Returns the gradients of the variables, in order, and those of the received tensors that have one.
+        Returns the gradients of the variables, in order, and the gradients of the received tensors that have one.
         """
         results = self._backward(*residuals, *gradients)
         count = len(results) - len(self._input_gradients)
@@ -225,7 +225,7 @@ class Passes:
         return [*sent, share, *self._find_residuals(sources, captures)]
 
     def _find_residuals(self, sources: Sequence[Any], captures: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns those captures, tensors of the forward pass, that the backward pass needs; see `trace_inside`."""
+        """Returns the captures, tensors of the forward pass, that the backward pass needs; see `trace_inside`."""
         graph = self._backward_trace.graph
         variable_gradients, self._input_gradients = self._backward_trace.structured_outputs
         self._has_gradient = [gradient is not None for gradient in variable_gradients]

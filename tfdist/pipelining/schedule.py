@@ -1,4 +1,4 @@
-"""A pipeline schedule: the actions of each process in order, their requirements, messages and live activations."""
+"""A pipeline schedule: the actions of each process in order, with their requirements, messages and live activations."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ BACKWARD = "B"
 INPUT_GRADIENT = "I"
 WEIGHT_GRADIENT = "W"
 KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
-_CHANGES = {FORWARD: 1, BACKWARD: -1, INPUT_GRADIENT: 0, WEIGHT_GRADIENT: -1}  # of the live micro-batches
+_CHANGES = {FORWARD: 1, BACKWARD: -1, INPUT_GRADIENT: 0, WEIGHT_GRADIENT: -1}  # of the number of live micro-batches
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -34,7 +34,7 @@ class Schedule:
     A process computes its actions in this order, each when its message has arrived.
     """
 
-    name: str  # in `--pipeline_schedule`
+    name: str  # as in `--pipeline_schedule`
     processes: int  # S
     stages: int  # S * chunks; stage v is in process v % S
     micro_batches: int  # M
@@ -86,13 +86,13 @@ class Schedule:
         """Returns the maximum total size of the activations that each process keeps for backward passes.
 
         Activations live from the forward pass of a micro-batch until the end of its backward pass, "B" or "W". `sizes` are
-        those of one micro-batch in each stage; 1 by default, which counts micro-batches.
+        the sizes for one micro-batch in each stage; 1 by default, which counts micro-batches.
         """
         sizes = sizes or [1] * self.stages
         if not self.has_flush:  # micro-batches of later steps replace those that have ended
             return tuple(size * (self.stages - stage) for stage, size in enumerate(sizes))
-        changes = [[_CHANGES[action.kind] * sizes[action.stage] for action in row] for row in self.actions]
-        return tuple(max(itertools.accumulate(row)) for row in changes)
+        changes = [[_CHANGES[action.kind] * sizes[action.stage] for action in actions] for actions in self.actions]
+        return tuple(max(itertools.accumulate(process_changes)) for process_changes in changes)
 
 
 def result_of(action: Action) -> Action:

@@ -8,9 +8,9 @@ from tfdist.errors import InputError, is_integer
 from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
 from tfdist.pipelining.timeline import Timeline
 
-# The functions of this section make a `Schedule` for S processes and M micro-batches. All of them compute the gradients of a
-# stage in the order of micro-batches, so their sums are bitwise equal. The bubble is the share of idle time, for equal stages
-# and free messages; F, B, I and W are the durations of the actions.
+# The functions of this section create a `Schedule` for S processes and M micro-batches. All of them compute the gradients of a
+# stage in the order of micro-batches, so their sums are bitwise equal. The bubble is the fraction of idle time if stages are
+# equal and messages take no time; F, B, I and W are the durations of the actions.
 
 
 def gpipe(processes: int, micro_batches: int) -> Schedule:
@@ -21,8 +21,8 @@ def gpipe(processes: int, micro_batches: int) -> Schedule:
     Huang et al., GPipe, arXiv:1811.06965.
     """
     passes = [(kind, m) for kind in (FORWARD, BACKWARD) for m in range(micro_batches)]
-    rows = [[Action(kind, process, m) for kind, m in passes] for process in range(processes)]
-    return _schedule("gpipe", rows, processes, micro_batches)
+    actions = [[Action(kind, process, m) for kind, m in passes] for process in range(processes)]
+    return _schedule("gpipe", actions, processes, micro_batches)
 
 
 def one_f_one_b(processes: int, micro_batches: int) -> Schedule:
@@ -33,12 +33,12 @@ def one_f_one_b(processes: int, micro_batches: int) -> Schedule:
     This is the order of PipeDream (Harlap et al., arXiv:1806.03377) with a flush after each batch, so all micro-batches use
     the same weights (Narayanan et al., arXiv:2104.04473, section 2.2.1).
     """
-    rows = []
+    actions = []
     for process in range(processes):
         forward = [Action(FORWARD, process, m) for m in range(micro_batches)]
         backward = [Action(BACKWARD, process, m) for m in range(micro_batches)]
-        rows.append(_alternate(forward, backward, warmup=processes - 1 - process))
-    return _schedule("1f1b", rows, processes, micro_batches)
+        actions.append(_alternate(forward, backward, warmup=processes - 1 - process))
+    return _schedule("1f1b", actions, processes, micro_batches)
 
 
 def interleaved(processes: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -58,7 +58,7 @@ def interleaved(processes: int, micro_batches: int, chunks: int = 2) -> Schedule
             f"The interleaved schedule needs a number of micro-batches that is divisible by the {processes} stages of the "
             f"mesh. Received: {micro_batches}. Use {' or '.join(nearest)}, or the schedule 1f1b."
         )
-    rows = []
+    actions = []
     for process in range(processes):
         order = [
             (chunk, first + offset)
@@ -68,8 +68,8 @@ def interleaved(processes: int, micro_batches: int, chunks: int = 2) -> Schedule
         ]
         forward = [Action(FORWARD, chunk * processes + process, m) for chunk, m in order]
         backward = [Action(BACKWARD, (chunks - 1 - chunk) * processes + process, m) for chunk, m in order]
-        rows.append(_alternate(forward, backward, warmup=2 * (processes - 1 - process) + (chunks - 1) * processes))
-    return _schedule(f"interleaved(chunks={chunks})", rows, processes, micro_batches)
+        actions.append(_alternate(forward, backward, warmup=2 * (processes - 1 - process) + (chunks - 1) * processes))
+    return _schedule(f"interleaved(chunks={chunks})", actions, processes, micro_batches)
 
 
 def zb_h1(processes: int, micro_batches: int) -> Schedule:
@@ -82,31 +82,31 @@ def zb_h1(processes: int, micro_batches: int) -> Schedule:
 
     If F = I = W, this is a third of the bubble of 1F1B. Qi et al., arXiv:2401.10241, section 2.
     """
-    rows = []
+    actions = []
     for process in range(processes):
         forward = [Action(FORWARD, process, m) for m in range(micro_batches)]
         inputs = [Action(INPUT_GRADIENT, process, m) for m in range(micro_batches)]
         weights = [Action(WEIGHT_GRADIENT, process, m) for m in range(micro_batches)]
         warmup = processes - 1 - process
-        row = forward[:warmup]
+        order = forward[:warmup]
         for m in range(micro_batches):
-            row += [*forward[warmup + m : warmup + m + 1], inputs[m]]
-            row += weights[m - process : m - process + 1] if m >= process else []
-        rows.append(row + weights[max(micro_batches - process, 0) :])
-    return _schedule("zb_h1", rows, processes, micro_batches)
+            order += [*forward[warmup + m : warmup + m + 1], inputs[m]]
+            order += weights[m - process : m - process + 1] if m >= process else []
+        actions.append(order + weights[max(micro_batches - process, 0) :])
+    return _schedule("zb_h1", actions, processes, micro_batches)
 
 
 def _alternate(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:
-    """Returns `warmup` forward passes, then alternating forward and backward passes, then the other backward passes."""
+    """Returns `warmup` forward passes, then alternating forward and backward passes, then the remaining backward passes."""
     order = list(forward[:warmup])
     for forward_action, backward_action in zip(forward[warmup:], backward, strict=False):
         order += [forward_action, backward_action]
     return order + list(backward[max(len(forward) - warmup, 0) :])
 
 
-def _schedule(name: str, rows: Sequence[Sequence[Action]], processes: int, micro_batches: int) -> Schedule:
-    stages = 1 + max(action.stage for row in rows for action in row)
-    return Schedule(name, processes, stages, micro_batches, tuple(map(tuple, rows)))
+def _schedule(name: str, actions: Sequence[Sequence[Action]], processes: int, micro_batches: int) -> Schedule:
+    stages = 1 + max(action.stage for process_actions in actions for action in process_actions)
+    return Schedule(name, processes, stages, micro_batches, tuple(map(tuple, actions)))
 
 
 # PipeDream and 2BW: 1F1B without a flush.
@@ -178,19 +178,20 @@ def endless_order(schedule: Schedule, steps: int) -> Schedule:
     """
     processes, count = schedule.processes, steps * schedule.micro_batches
     long_schedule = one_f_one_b(processes, count + processes - 1)
-    rows = tuple(row[: processes - 1 - process + 2 * count] for process, row in enumerate(long_schedule.actions))
-    return dataclasses.replace(long_schedule, name=schedule.name, actions=rows)
+    orders = enumerate(long_schedule.actions)
+    actions = tuple(order[: processes - 1 - process + 2 * count] for process, order in orders)
+    return dataclasses.replace(long_schedule, name=schedule.name, actions=actions)
 
 
 def steady_state(timeline: Timeline, micro_batches: int) -> Timeline:
     """Returns the part of a timeline for one step, of `micro_batches`, during which the pipeline is full.
 
-    The timeline is of `steps_until_steady` steps without a flush; it need not have the initial forward passes.
+    The timeline must have `steps_until_steady` steps without a flush; it need not have the initial forward passes.
     """
     actions_per_step = 2 * micro_batches
-    first_row = timeline.spans[0]
-    seconds = first_row[-1].end - first_row[-1 - actions_per_step].end
-    start = min(row[-1].end for row in timeline.spans) - seconds
+    first_spans = timeline.spans[0]  # of process 0
+    seconds = first_spans[-1].end - first_spans[-1 - actions_per_step].end
+    start = min(spans[-1].end for spans in timeline.spans) - seconds
     return timeline.clip(start, start + seconds)
 
 
@@ -206,9 +207,9 @@ _SCHEDULES: Mapping[type[grammar.PipelineSchedule], Callable[..., Schedule]] = {
 
 
 def make_schedule(spec: str | grammar.PipelineSchedule, processes: int, micro_batches: int) -> Schedule:
-    """Returns a schedule, by text such as "interleaved(chunks=2)" or by the result of `parse_pipeline_schedule`.
+    """Creates a schedule from text such as "interleaved(chunks=2)", or from the result of `parse_pipeline_schedule`.
 
-    Raises `InputError` if the spec is unknown, or the schedule does not support these numbers.
+    Raises `InputError` if the spec is unknown, or the schedule does not support these numbers of processes and micro-batches.
     """
     for name, number in (("processes", processes), ("micro_batches", micro_batches)):
         if not is_integer(number) or number < 1:

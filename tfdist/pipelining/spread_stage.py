@@ -1,7 +1,7 @@
-"""The passes and the update of a stage that is spread over the devices of its process, as device functions.
+"""Computes the passes and the update of a stage that is spread over the devices of its process, in device functions.
 
-In the step of the host, a forward pass is one operation with a gradient. Residuals stay on the devices, keyed by a number, and
-the backward pass adds the gradients of variables to sums on the devices.
+In the step of the host, a forward pass is one operation with a gradient. Residuals stay on the devices, by index of the
+pass, and the backward pass adds the gradients of variables to sums on the devices.
 """
 
 import itertools
@@ -49,7 +49,7 @@ class OutputTensors:
         return keras.tree.pack_sequence_as(self._structure, outputs)
 
 
-_NUMBER = tf.TensorSpec([], tf.int64)
+_PASS_INDEX = tf.TensorSpec([], tf.int64)
 
 
 class SpreadStage:
@@ -78,7 +78,7 @@ class SpreadStage:
         if missing_paths:
             raise InputError(
                 "With an axis model, layers of a pipeline must not be unfrozen after the trainer is created. Received: "
-                f"{missing_paths[0]}, which was frozen then. Set `trainable` before."
+                f"{missing_paths[0]}, which was frozen then. Set `trainable` before creating it."
             )
         variables = (*self.variables.all, *self.variables.metrics, *self.variables.external)
         host_variables = [variable for variable in variables if not self.devices.is_on_devices(variable)]
@@ -109,7 +109,7 @@ class SpreadStage:
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.spread_variables]
 
         def take_sums(_: np.ndarray) -> list[np.ndarray]:
-            parts = zip(*(passes.take() for passes in training_passes), strict=True)
+            parts = zip(*(passes.pop_totals() for passes in training_passes), strict=True)
             return [sum(x, np.zeros(s.shape, s.dtype.as_numpy_dtype)) for s, x in zip(specs, parts, strict=True)]
 
         sums = call_host(take_sums, [after], specs)
@@ -118,7 +118,7 @@ class SpreadStage:
 
 
 class _Results(NamedTuple):
-    """The results of a forward pass, as tensors of the devices or of the host."""
+    """The results of a forward pass, as tensors on the devices or on the host."""
 
     outputs: list[tf.Tensor]  # outputs of the model, each followed by its mask and its logits, if any
     sent: list[tf.Tensor]
@@ -138,7 +138,7 @@ class _Passes:
         self._spread_variables, self._host_variables = stage.spread_variables, host_variables
         self._host_specs = [tf.TensorSpec(x.shape, x.dtype) for x in tensors]
         self._live_residuals: dict[int, list[tf.Tensor]] = {}
-        self._numbers = itertools.count()
+        self._indices = itertools.count()  # of forward passes
         self._totals: list[tf.Tensor] | None = None
         is_differentiated = [False] * len(graph.inputs) + [crossing.has_gradient for crossing in graph.received]
         self._differentiated_inputs = [i for i, has_gradient in enumerate(is_differentiated) if has_gradient]
@@ -148,16 +148,16 @@ class _Passes:
             self._forward = trace.get_concrete_function(*device_specs(self._host_specs))
 
     def call(self, tensors: Sequence[tf.Tensor]) -> tuple[Any, list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-        """Assigns to variables; returns the outputs, sent tensors, losses of layers and of weights."""
+        """Runs the stage and assigns variables; returns outputs, sent tensors, and losses of layers and of weights."""
 
         @tf.custom_gradient
         def run_passes(token: tf.Tensor, *tensors: tf.Tensor) -> Any:
-            number, *results = call_host(self._run_forward, [token, *tensors], [_NUMBER, *self._specs])
+            index, *results = call_host(self._run_forward, [token, *tensors], [_PASS_INDEX, *self._specs])
 
             def gradient(*all_upstream: tf.Tensor) -> list[tf.Tensor | None]:
                 upstream = [all_upstream[i] for i in self._targets]
                 specs = [tf.TensorSpec([], tf.float32), *(self._host_specs[i] for i in self._differentiated_inputs)]
-                token, *input_gradients = call_host(self._run_backward, [number, *upstream], specs)
+                token, *input_gradients = call_host(self._run_backward, [index, *upstream], specs)
                 gradients = dict(zip(self._differentiated_inputs, input_gradients, strict=True))
                 return [token, *(gradients.get(i) for i in range(len(tensors)))]
 
@@ -171,7 +171,7 @@ class _Passes:
         outputs = self._outputs.pack(parts.outputs) if self._graph.is_last else None
         return outputs, parts.sent, parts.losses, parts.weight_losses
 
-    def take(self) -> list[Any]:
+    def pop_totals(self) -> list[Any]:
         """Returns the sums of the gradients as arrays on the host, or zeros if there are none, and resets them."""
         self._live_residuals.clear()
         sums, self._totals = self._totals, None
@@ -183,16 +183,16 @@ class _Passes:
         with translate_program_errors([self._forward.graph]):
             results = self._forward(*(devices.to_devices(x) for x in arrays))
         count = len(self._specs)
-        number = next(self._numbers)
+        index = next(self._indices)
         if self._training:
-            self._live_residuals[number] = list(results[count:])
-        return [np.asarray(number), *devices.to_host(results[:count])]
+            self._live_residuals[index] = list(results[count:])
+        return [np.asarray(index), *devices.to_host(results[:count])]
 
-    def _run_backward(self, number: np.ndarray, *upstream: np.ndarray) -> list[np.ndarray]:
+    def _run_backward(self, index: np.ndarray, *upstream: np.ndarray) -> list[np.ndarray]:
         devices = self._devices
         if self._totals is None:
             self._totals = list(self._zeros())
-        residuals = iter(self._live_residuals.pop(int(number)))
+        residuals = iter(self._live_residuals.pop(int(index)))
         captures = [next(residuals) if value is None else value for value in self._outer_captures]
         device_tensors = [devices.to_devices(x) for x in upstream]
         with translate_program_errors([self._backward.graph]):
@@ -268,7 +268,7 @@ class _Passes:
 
 
 class SpreadUpdate:
-    """An update of variables on the devices; scalars of the optimizer, such as the learning rate, are on the host.
+    """Updates variables on the devices. Scalars of the optimizer, such as the learning rate, are on the host.
 
     The update rule of the optimizer must not communicate.
     """

@@ -1,4 +1,4 @@
-"""The costs of stages, and the shapes of the tensors between them."""
+"""Measures and counts the costs of stages, and determines the shapes of the tensors between them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
     shape = [rows, *tensor.shape[1:]] if tensor.shape[:1] == (None,) else [*tensor.shape]
     if None in shape:
         raise InputError(
-            f"{kind} need static shapes. Received: {tensor.name} of shape {tensor.shape}. Give keras.Input its sizes."
+            f"{kind} need static shapes. Received: {tensor.name} of shape {tensor.shape}. Pass all sizes to keras.Input."
         )
     return tf.TensorSpec(shape, tensor.dtype)
 
@@ -50,8 +50,8 @@ def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
 def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> tuple[float, float]:
     """Measures the compiled forward and backward pass of one stage on this device, for a micro-batch of `rows` rows.
 
-    Returns the seconds of the two passes. Its variables and inputs are small random numbers. Takes two traces and about 14
-    micro-batches. Raises `InputError` if a size is unknown.
+    Returns the seconds of the two passes. Variables and inputs are small random numbers. Takes as long as two traces and about
+    14 micro-batches. Raises `InputError` if a size is unknown.
     """
     function, specs, is_source = _stage_function(cut, stage, rows)
     tensors = [small_numbers(spec.dtype.name, spec.shape.as_list()) for spec in specs]
@@ -64,7 +64,7 @@ def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> tuple[float, float]
 def count_operations(cut: Cut, stage: StageGraph, rows: int) -> tuple[int, bool]:
     """Counts the multiplications and additions of the forward pass of a stage for a micro-batch, without computing anything.
 
-    A product in a matrix product or convolution counts as two, an element of another result as one. Returns the number and
+    A product in a matrix product or convolution counts as two, an element of another result as one. Returns the count, and
     whether there are loops, whose operations are not counted. Raises `InputError` if a size is unknown.
     """
     function, specs, _ = _stage_function(cut, stage, rows)

@@ -53,14 +53,14 @@ def devices_of_process(size: int, cluster: Cluster, has_servers: bool) -> LocalD
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     job = "worker" if has_servers else "localhost"
     devices = [tf.DeviceSpec(job=job, replica=0, task=task, device_type=kind, device_index=i) for i in range(size)]
-    rows = cluster.size if has_servers else 1
+    processes = cluster.size if has_servers else 1
     device_ids = [task * size + index for index in range(size)]
-    engine = dtensor.Mesh(["process", AXIS], np.arange(rows * size).reshape(rows, size), device_ids, devices)
+    engine = dtensor.Mesh(["process", AXIS], np.arange(processes * size).reshape(processes, size), device_ids, devices)
     return LocalDevices(Mesh({"data": 1, AXIS: size}), engine)
 
 
 def prepare(size: int) -> None:
-    """Configures TensorFlow, before it is initialized, for messages and a mesh of `size` devices in this process."""
+    """Configures TensorFlow, before it is initialized, for collectives and a mesh of `size` devices in this process."""
     local_device_names(size)
     allow_waiting(size)
     # Otherwise the group keys of tf.distribute would collide with those of DTensor, which count from 0.
@@ -71,7 +71,7 @@ class StageDevices:
     """Variables and compiled functions on the devices of a process.
 
     One function cannot contain operations of both the host and the devices, so a Python operation on the host calls a device
-    function. `rules` are mesh axes by name of dim, and `layouts` those of tensors in device functions, by these rules.
+    function. `rules` maps names of dims to mesh axes, and `layouts` lays out tensors in device functions by these rules.
     """
 
     def __init__(self, devices: LocalDevices, rules: dict[str, str], layouts: MeshLayouts):
@@ -158,7 +158,7 @@ class StageDevices:
 
 
 def device_specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
-    """Returns the shapes and dtypes of the results of `StageDevices.to_devices`."""
+    """Returns the specs of the results of `StageDevices.to_devices`."""
     return [tf.TensorSpec(x.shape, _CARRIER_DTYPES.get(x.dtype, x.dtype)) for x in tensors]
 
 
@@ -181,7 +181,7 @@ class _NoMessages(Recording):
     def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:
         raise InputError(
             "A layer that is spread over an axis model cannot communicate with other replicas. Received: a call of "
-            f"{operation} ({options['name']}). Use --batch_norm=local, or leave out the axis model."
+            f"{operation} ({options['name']}). Use --batch_norm=local, or remove the axis model."
         )
 
 
@@ -189,7 +189,7 @@ class StageLayouts(TensorLayouts):
     """Layouts in a process of a pipeline: tensors are on one device in host functions, and sharded in device functions."""
 
     shards_tensors = True
-    holds_variables = False  # host functions cannot read DTensor's
+    holds_variables = False  # host functions cannot read variables of DTensor
 
     def __init__(self, devices: StageDevices):
         self._devices = devices

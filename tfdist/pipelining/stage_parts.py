@@ -36,17 +36,17 @@ def sum_over_stages(
     strategy: HasStages,
     collectives: Collectives,
 ) -> list[tf.Tensor]:
-    """Returns the gradients, where those of shared variables are summed over stages and bitwise equal in each stage.
+    """Returns the gradients, with those of shared variables summed over stages and bitwise equal in each stage.
 
     The first process of a variable adds the gradients of the other processes in order, and sends the sum to them, through the
     collectives of the pipeline's processes.
     """
     results = list(gradients)
     indices = {id(variable): i for i, variable in enumerate(variables)}
-    for number, (variable, stages) in enumerate(cut.shared):
+    for index, (variable, stages) in enumerate(cut.shared):
         i, processes = indices.get(id(variable)), strategy.schedule.processes_of(stages)
         if i is not None and len(processes) > 1:
-            results[i] = _sum_gradient(results[i], processes, strategy.pipeline_rank, collectives, f"shared/{number}")
+            results[i] = _sum_gradient(results[i], processes, strategy.pipeline_rank, collectives, f"shared/{index}")
     return results
 
 
@@ -90,18 +90,18 @@ def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable
 
 def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
     """Copies the values of shared variables from their first stage to their other stages, within each pipeline."""
-    for number, (variable, stages) in enumerate(cut.shared):
+    for index, (variable, stages) in enumerate(cut.shared):
         processes = strategy.schedule.processes_of(stages)
         if strategy.pipeline_rank in processes and len(processes) > 1:
-            _copy_variable(strategy, variable, processes, f"shared/{number}/initial_value")
+            _copy_variable(strategy, variable, processes, f"shared/{index}/initial_value")
 
 
 def _copy_variable(strategy: HasStages, variable: keras.Variable, processes: Sequence[int], tag: str) -> None:
     spec, rank = tf.TensorSpec(variable.shape, variable.dtype), strategy.pipeline_rank
     arguments = spec, processes, rank, strategy.pipeline_collectives, tag
     with strategy.process_device():
-        exchange = tf.function(lambda value: _copy_from_first(value, *arguments), autograph=False)
-        value = exchange(*strategy.full_values([variable]))
+        copy = tf.function(lambda value: _copy_from_first(value, *arguments), autograph=False)
+        value = copy(*strategy.full_values([variable]))
     if rank != processes[0]:
         variable.assign(value)
 
@@ -150,15 +150,15 @@ def _micro_batches(
     specs = outputs.specs(size) if strategy.is_last else []
     arrays = [tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape) for spec in specs]
 
-    def body(number: tf.Tensor, arrays: list[tf.TensorArray], losses: tf.Tensor) -> Any:
-        rows = slice(start + number * size, start + (number + 1) * size)
+    def body(index: tf.Tensor, arrays: list[tf.TensorArray], losses: tf.Tensor) -> Any:
+        rows = slice(start + index * size, start + (index + 1) * size)
         micro_batch = keras.tree.map_structure(lambda x: tf.ensure_shape(x[rows], [size, *x.shape[1:]]), inputs)
         results, local_losses = _micro_batch(strategy, model, micro_batch, size)
-        arrays = [array.write(number, x) for array, x in zip(arrays, outputs.tensors(results), strict=True)]
-        return number + 1, arrays, losses + size * tf.add_n([tf.zeros_like(losses), *local_losses])
+        arrays = [array.write(index, x) for array, x in zip(arrays, outputs.tensors(results), strict=True)]
+        return index + 1, arrays, losses + size * tf.add_n([tf.zeros_like(losses), *local_losses])
 
     _, arrays, losses = tf.while_loop(
-        lambda number, *_: number < count,
+        lambda index, *_: index < count,
         body,
         (tf.constant(0), arrays, tf.zeros([], keras.config.floatx())),
         parallel_iterations=1,
@@ -170,17 +170,17 @@ def _micro_batch(strategy: HasStages, model: StagedModel, inputs: Any, rows: int
     """Returns the outputs of the model, or None without the last stage, and the losses of layers as means over rows."""
     tensors: list[tf.Tensor] = []  # from one stage of this process to the next
     outputs, losses = None, []
-    for number, stage in model.stages.items():
-        previous_process, next_process = (strategy.schedule.process_of(number + step) for step in (-1, 1))
+    for index, stage in model.stages.items():
+        previous_process, next_process = (strategy.schedule.process_of(index + step) for step in (-1, 1))
         if previous_process != strategy.pipeline_rank:
             specs = [crossing.spec for crossing in crossing_specs(stage.received, rows)]
             link = Link(strategy.pipeline_collectives, previous_process)
-            tensors = link.receive(specs, f"forward/{rows}/{number}")
+            tensors = link.receive(specs, f"forward/{rows}/{index}")
         outputs, tensors = stage.call(model.cut.named_inputs(inputs), tensors, training=False)
         losses += [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in stage.take_data_losses()]
         if next_process != strategy.pipeline_rank:
             tensors = with_static_shapes(tensors, crossing_specs(stage.sent, rows))
-            Link(strategy.pipeline_collectives, next_process).send(tensors, f"forward/{rows}/{number + 1}")
+            Link(strategy.pipeline_collectives, next_process).send(tensors, f"forward/{rows}/{index + 1}")
     return outputs, losses
 
 
@@ -201,7 +201,7 @@ class _Outputs(OutputTensors):
         return [tf.zeros([rows, *spec.shape[1:]], spec.dtype) for spec in self._row_specs]
 
 
-_NEXT, _END = "save/next", -1
+_NEXT_READ, _END = "save/next", -1  # message of the index of the variable to read next, and its last value
 
 
 class _RemoteReads:
@@ -210,54 +210,54 @@ class _RemoteReads:
     def __init__(self, strategy: HasStages, model: StagedModel):
         self._strategy = strategy
         self._group = strategy.group.subgroup(strategy.grid.ranks_of_replica(0))
-        self._exchanges: dict[tuple[int, str], Any] = {}
+        self._transfers: dict[tuple[int, str], Any] = {}
         owners: dict[int, tuple[keras.Variable, int]] = {}
         for process in range(strategy.grid.stages):
-            for number in strategy.schedule.stages_of(process):
-                for variable in model.cut.stages[number].variables.all:
+            for stage in strategy.schedule.stages_of(process):
+                for variable in model.cut.stages[stage].variables.all:
                     owners.setdefault(id(variable), (variable, process))
         self._owners = [(variable, process) for variable, process in owners.values() if process]
         # States of random layers have values in every process: each step sets them.
         self.missing_variables = [v for v, _ in self._owners if keras_internals.value_of(v) is None]  # on the chief
-        self._numbers = {id(variable): number for number, (variable, _) in enumerate(self._owners)}
+        self._indices = {id(variable): index for index, (variable, _) in enumerate(self._owners)}
 
     def read(self, variable: keras.Variable) -> tf.Tensor:
         """Returns the value of a variable of another stage; only the chief calls it."""
-        number = self._numbers[id(variable)]
-        self._group.broadcast(_NEXT, number, LONG_SECONDS)
+        index = self._indices[id(variable)]
+        self._group.broadcast(_NEXT_READ, index, LONG_SECONDS)
         with self._strategy.process_device():
-            [value] = self._exchange(self._owners[number][1], variable)()
+            [value] = self._transfer(self._owners[index][1], variable)()
         return value
 
     def answer(self) -> None:
         """Sends this process's variables when the chief reads them, until it calls `end`."""
-        while (number := self._group.broadcast(_NEXT, None, LONG_SECONDS)) != _END:
-            variable, owner = self._owners[number]
+        while (index := self._group.broadcast(_NEXT_READ, None, LONG_SECONDS)) != _END:
+            variable, owner = self._owners[index]
             if owner == self._strategy.pipeline_rank:
                 with self._strategy.process_device():
-                    self._exchange(0, variable)(tf.convert_to_tensor(keras_internals.value_of(variable)))
+                    self._transfer(0, variable)(tf.convert_to_tensor(keras_internals.value_of(variable)))
 
     def end(self) -> None:
         """Ends `answer` in the other processes."""
-        self._group.broadcast(_NEXT, _END, LONG_SECONDS)
+        self._group.broadcast(_NEXT_READ, _END, LONG_SECONDS)
 
-    def _exchange(self, process: int, variable: keras.Variable) -> Any:
+    def _transfer(self, process: int, variable: keras.Variable) -> Any:
         """Returns a function, cached by shape, that receives a value from a process or sends it to the chief."""
         shape, dtype = tuple(variable.shape), variable.dtype
         link = Link(self._strategy.pipeline_collectives, process)
         spec, tag = tf.TensorSpec(shape, dtype), f"save/{'x'.join(map(str, shape))}/{dtype}"
-        if (process, tag) not in self._exchanges:
+        if (process, tag) not in self._transfers:
             specs = [] if self._strategy.pipeline_rank == 0 else [spec]
 
-            def exchange(*values: tf.Tensor) -> list[tf.Tensor]:
+            def transfer(*values: tf.Tensor) -> list[tf.Tensor]:
                 if not values:
                     return link.receive([spec], tag)
                 link.send(values, tag)
                 return []
 
             # TensorFlow would warn about retracing if one line created several functions that are not concrete.
-            self._exchanges[process, tag] = tf.function(exchange, autograph=False).get_concrete_function(*specs)
-        return self._exchanges[process, tag]
+            self._transfers[process, tag] = tf.function(transfer, autograph=False).get_concrete_function(*specs)
+        return self._transfers[process, tag]
 
 
 def check_stage_model(model: keras.Model) -> None:
@@ -266,13 +266,13 @@ def check_stage_model(model: keras.Model) -> None:
     duplicates = sorted({path for path in paths if paths.count(path) > 1})
     if duplicates:
         raise InputError(
-            "The variables of a pipeline must have unique paths, by which checkpoints know them. Received twice: "
-            f"{duplicates[0]}. Give the layers of nested models, and variables of your own, different names."
+            "The variables of a pipeline must have unique paths, by which checkpoints identify them. Received twice: "
+            f"{duplicates[0]}. Use different names for layers of nested models and for your own variables."
         )
     metrics = keras_internals.metrics_of_layers(model)
     if metrics:
         raise InputError(
-            "Layers of a pipeline must not have metrics, as each stage would have others. Received: "
+            "Layers of a pipeline must not have metrics, because no stage has those of all layers. Received: "
             f"{metrics[0].path}. Pass the metric to `metrics=`."
         )
 
@@ -281,7 +281,7 @@ def reject_training_without_trainer() -> None:
     """Makes Keras's `fit` raise `InputError` for a model of a pipeline whose weights have no values."""
     keras_internals.reject_training(
         "A model of a pipeline is trained by tfdist.Trainer, which gives each process the weights of its stages. Received: "
-        "Keras's own fit or train_on_batch, and {path}, which has no value yet. Pass the model and what it is compiled with to "
+        "Keras's own fit or train_on_batch, and {path}, which has no value yet. Pass the model and the arguments of compile to "
         "tfdist.Trainer, and call the trainer's fit."
     )
 
@@ -316,11 +316,11 @@ class StageBlocks(VariableBlocks):
 
 
 _log = logging.getLogger(__name__)
-_MEASURED_ROWS = 8  # rows of the micro-batch of measurements; the batch size is not known yet
+_MEASURED_ROWS = 8  # rows of a measured micro-batch; the batch size is not known yet
 
 
 class StageParts(ModelParts):
-    """The stages of this process; the last stage computes the outputs."""
+    """The stages of this process. The last stage computes the outputs."""
 
     _strategy: HasStages
 

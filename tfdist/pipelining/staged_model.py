@@ -37,22 +37,22 @@ class StagedModel(keras.Model):
         self,
         model: keras.Model,
         cut: Cut,
-        numbers: Sequence[int],
+        indices: Sequence[int],
         forward: Callable[["StagedModel", Any], Any],
         devices: StageDevices | None = None,
     ):
-        """Initializes the variables of the stages of this process, whose `numbers` are given.
+        """Initializes the variables of the stages of this process, whose `indices` are given.
 
         `forward` computes the outputs of the full model from its inputs, in a replica function of a pipeline. `devices` are
-        those over which the stages are spread; None for a single device.
+        the devices over which the stages are spread; None for a single device.
         """
         super().__init__(name=model.name)
         # In functions, because Keras would otherwise track the layers of these objects as layers of this model.
         self._full_model: Callable[[], keras.Model] = lambda: model
         self.cut, self._forward = cut, forward
         stages: dict[int, StageGraph | SpreadStage] = {
-            number: cut.stages[number] if devices is None else SpreadStage(cut.stages[number], devices)
-            for number in numbers
+            index: cut.stages[index] if devices is None else SpreadStage(cut.stages[index], devices)
+            for index in indices
         }
         self._stages = lambda: stages
         self._stage_layers = list(dict.fromkeys(layer for stage in self.stages.values() for layer in stage.layers))
@@ -79,7 +79,7 @@ class StagedModel(keras.Model):
 
     @property
     def stages(self) -> Mapping[int, StageGraph | SpreadStage]:
-        """The stages of this process, by number."""
+        """The stages of this process, by index."""
         return self._stages()
 
     @property
@@ -103,7 +103,7 @@ class StagedModel(keras.Model):
         return self.with_zeros(inputs, training)[0]  # for shapes and dtypes only
 
     def with_zeros(self, inputs: Any, training: bool | None = None) -> tuple[Any, list[tf.Tensor]]:
-        """Calls the full model with zeros as weights, to get the shapes, dtypes and masks of its outputs; returns both."""
+        """Calls the full model with zeros as weights, for the specs and masks of its outputs; returns outputs and zeros."""
         placeholders = [tf.zeros(variable.shape, variable.dtype) for variable in self.full_model.variables]
         with keras.StatelessScope(state_mapping=list(zip(self.full_model.variables, placeholders, strict=True))):
             return self.full_model(inputs, training=training), placeholders

@@ -1,4 +1,4 @@
-"""Timelines of the actions of processes, predicted or measured, and their plots."""
+"""Predicts timelines of the actions of processes, and plots predicted or measured timelines."""
 
 import dataclasses
 import io
@@ -29,31 +29,31 @@ class Timeline:
     @property
     def makespan(self) -> float:
         """Seconds from the start of the first action to the end of the last one."""
-        starts = [span.start for row in self.spans for span in row]
-        return max((span.end for row in self.spans for span in row), default=0.0) - min(starts, default=0.0)
+        starts = [span.start for spans in self.spans for span in spans]
+        return max((span.end for spans in self.spans for span in spans), default=0.0) - min(starts, default=0.0)
 
     @property
     def busy_seconds(self) -> tuple[float, ...]:
         """Seconds in which each process computes."""
-        return tuple(sum(span.end - span.start for span in row) for row in self.spans)
+        return tuple(sum(span.end - span.start for span in spans) for spans in self.spans)
 
     @property
     def bubble(self) -> float:
-        """The share of idle time over all processes, in [0, 1)."""
+        """The fraction of idle time over all processes, in [0, 1)."""
         total = self.makespan * len(self.spans)
         return 1 - sum(self.busy_seconds) / total if total else 0.0
 
     def clip(self, start: float, end: float) -> Self:
         """Returns the part of the timeline between two times; actions that cross them are shortened."""
-        rows = tuple(
+        clipped_spans = tuple(
             tuple(
                 span._replace(start=max(span.start, start), end=min(span.end, end))
-                for span in row
+                for span in spans
                 if span.start < end and start < span.end
             )
-            for row in self.spans
+            for spans in self.spans
         )
-        return dataclasses.replace(self, spans=rows)
+        return dataclasses.replace(self, spans=clipped_spans)
 
 
 Durations = float | Sequence[float]
@@ -69,8 +69,8 @@ def simulate(
 ) -> Timeline:
     """Predicts the times of all actions; messages take no time.
 
-    Durations are in seconds, one number for all stages or one per stage. That of the gradient of the weights is half of
-    `backward` by default, and that of the gradient of the input the rest, as if splitting the backward pass were free.
+    Durations are in seconds, one number for all stages or one per stage. By default, `weight` is half of `backward`, and
+    `input_gradient` is the rest, as if splitting the backward pass took no time.
     """
 
     def by_stage(durations: Durations) -> Sequence[float]:
@@ -114,9 +114,9 @@ _LABELS = {
     WEIGHT_GRADIENT: "gradient of the weights",
 }
 _IDLE = "#efefef"
-_LIGHTEST = 0.6  # share of white in the color of the last chunk
-_WIDTH, _ROW = 12.0, 0.36  # inches
-_DIGIT = 0.085  # inches
+_MAX_WHITE = 0.6  # fraction of white in the color of the last chunk
+_WIDTH, _ROW_HEIGHT = 12.0, 0.36  # inches
+_DIGIT_WIDTH = 0.085  # inches
 
 
 def png(timelines: Mapping[str, Timeline]) -> bytes:
@@ -129,16 +129,16 @@ def png(timelines: Mapping[str, Timeline]) -> bytes:
 def draw(timelines: Mapping[str, Timeline]) -> "Figure":
     """Returns a figure with one panel per timeline, stacked on a common time axis.
 
-    A panel has a row for each process with a box for each action, labelled with the micro-batch; idle time is gray, and later
-    chunks have lighter colors. The figure has no window and does not use matplotlib's global state. Titles are such as
-    "1f1b, measured".
+    A panel has a row for each process with a box for each action, labeled with the micro-batch; idle time is gray, and later
+    chunks have lighter colors. The figure has no window and does not use matplotlib's global state. The keys are titles
+    such as "1f1b, measured".
     """
     # Imported late, because it takes 0.4 s.
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     rows = [len(timeline.spans) for timeline in timelines.values()]
-    height = sum(_ROW * count + 0.45 for count in rows) + 0.8
+    height = sum(_ROW_HEIGHT * count + 0.45 for count in rows) + 0.8
     figure = Figure(figsize=(_WIDTH, height), dpi=120, layout="constrained")
     panels: list[Axes] = [*figure.subplots(len(rows), 1, squeeze=False, sharex=True, height_ratios=rows)[:, 0]]
     end = max(timeline.makespan for timeline in timelines.values()) or 1.0
@@ -161,7 +161,7 @@ def _panel(axes: "Axes", timeline: Timeline, end: float, factor: float) -> None:
     processes = len(timeline.spans)
     first = min((span.start for row in timeline.spans for span in row), default=0.0)
     chunks = _chunks(timeline)
-    inches = (_WIDTH - 1.2) / end  # of a second
+    inches_per_second = (_WIDTH - 1.2) / end
     for process, row in enumerate(timeline.spans):
         axes.barh(process, timeline.makespan * factor, height=0.84, color=_IDLE, linewidth=0)
         for span in row:
@@ -169,7 +169,7 @@ def _panel(axes: "Axes", timeline: Timeline, end: float, factor: float) -> None:
             fill = _color(span, processes, chunks)
             axes.barh(process, duration, left=start, height=0.84, color=fill, edgecolor="white", linewidth=0.6)
             text = str(span.action.micro_batch)
-            if (span.end - span.start) * inches > _DIGIT * (len(text) + 0.5):
+            if (span.end - span.start) * inches_per_second > _DIGIT_WIDTH * (len(text) + 0.5):
                 has_dark_text = span.action.stage // processes > (chunks - 1) / 2
                 color = "#222222" if has_dark_text else "white"
                 axes.text(start + duration / 2, process, text, ha="center", va="center", fontsize=8, color=color)
@@ -181,7 +181,7 @@ def _panel(axes: "Axes", timeline: Timeline, end: float, factor: float) -> None:
 
 
 def _chunks(timeline: Timeline) -> int:
-    """Returns the number of stages in each process."""
+    """Returns the number of chunks, that is, stages in each process."""
     last_stage = max((span.action.stage for row in timeline.spans for span in row), default=0)
     return 1 + last_stage // max(len(timeline.spans), 1)
 
@@ -189,5 +189,5 @@ def _chunks(timeline: Timeline) -> int:
 def _color(span: Span, processes: int, chunks: int) -> tuple[float, ...]:
     from matplotlib.colors import to_rgb
 
-    white = _LIGHTEST * (span.action.stage // processes) / max(chunks - 1, 1)
+    white = _MAX_WHITE * (span.action.stage // processes) / max(chunks - 1, 1)
     return tuple(channel + (1 - channel) * white for channel in to_rgb(_COLORS[span.action.kind]))

@@ -18,7 +18,7 @@ from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSy
 from tfdist.synchronization.server_updates import ServerSynchronizer
 from tfdist.synchronization.streaming import StreamingSynchronizer
 
-# Those that are no `PeriodicSynchronizer`.
+# Synchronizers of the methods that `PeriodicSynchronizer` does not implement.
 _SYNCHRONIZERS: dict[type[Sync], Any] = {
     EASGD: ElasticSynchronizer,
     FedAvg: FederatedSynchronizer,
@@ -32,8 +32,8 @@ def make_synchronizer(
     """Creates the synchronizer of a compiled and built model; every process must call it.
 
     Raises:
-      InputError: the model communicates in every step, replicas of the strategy cannot train locally, or there are too many
-        fragments.
+      InputError: the model communicates in every step, replicas of the strategy cannot train locally, or there are more
+        fragments than variables.
     """
     if strategy.remote:
         return ServerSynchronizer(model, strategy, strategy.remote, clip)
@@ -42,7 +42,7 @@ def make_synchronizer(
     if not strategy.can_train_locally:
         raise InputError(
             f"Replicas of strategy {strategy.name} cannot train locally, as its engine compiles whole steps. Received: "
-            f"sync={sync}. Use sync=every_step, or mirrored, multiworker or horovod."
+            f"sync={sync}. Use sync=every_step, or the strategy mirrored, multiworker or horovod."
         )
     normalization_layers = synchronized_layers(model)
     if normalization_layers:

@@ -1,10 +1,10 @@
 """Elastic averaging, synchronous (Zhang, Choromanska and LeCun 2015, arXiv:1412.6651): EASGD and EAMSGD.
 
-With x the center and w_r the weights of replica r, an exchange computes, from the old values on both sides,
+With x the center and w_r the weights of replica r, an exchange computes, from the previous values of both,
 
     w_r' = w_r - alpha (w_r - x),        x' = x + alpha * sum over r of (w_r - x)
 
-Replicas and center move towards each other, and each replica explores around the center. With alpha = 0.9 / N, the default,
+The weights and the center move towards each other, and each replica explores around it. With alpha = 0.9 / N, the default,
 the center moves 0.9 of its distance to the mean. Local steps use the replica's optimizer: with plain SGD this is EASGD, with
 Nesterov momentum EAMSGD. As in the paper, differences are not weighted by rows, and an exchange preserves the sum of the
 center and all replicas.
@@ -31,13 +31,13 @@ from tfdist.synchronization.periodic import PeriodicSynchronizer
 
 
 class ElasticExchange(Exchange):
-    """Moves center and replicas towards each other. Neither differences nor `divergence` are weighted by rows."""
+    """Moves the center and the replicas towards each other. Neither differences nor `divergence` are weighted by rows."""
 
     def __init__(self, *args: Any, alpha: float):
         super().__init__(*args)
         self._alpha = alpha
 
-    def _message(self, weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
+    def _summands(self, weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """See base class. Differences have equal weights."""
         changes = [x - w for x, w in zip(self.global_weights.values(), weights, strict=True)]
         return [*changes, rows, square_norm(changes)]
@@ -52,15 +52,15 @@ class ElasticExchange(Exchange):
         spread = tf.maximum(squares / replicas - square_norm(change), 0)
         return ExchangeResult(tf.sqrt(spread) / tf.sqrt(square_norm(mean)), rows)
 
-    def _used_weights(self, changes: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+    def _new_weights(self, changes: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         pairs = zip(read_variables(self.weights), changes, strict=True)
         return apply_constraints(self.weights, [w + self._alpha * change for w, change in pairs])
 
 
 class ElasticSynchronizer(PeriodicSynchronizer):
-    """Elastic averaging; the center is evaluated and exported, also right after an exchange.
+    """Elastic averaging; the center is evaluated and exported, even right after an exchange.
 
-    The weights become the center before the first local step.
+    Before the first local step, the center is initialized with the model's weights.
     """
 
     _sync: EASGD
@@ -80,11 +80,11 @@ class ElasticSynchronizer(PeriodicSynchronizer):
         self._batch_size = batch_size
 
     def with_global_weights(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """See base class. Before the first step, all replicas have the center."""
+        """See base class. Before the first step, the weights of all replicas equal the center."""
         return contextlib.nullcontext() if self._last_exchange is None else self._center()
 
     def to_json(self) -> dict[str, Any]:
-        """See base class. `center` tells that the global weights are evaluated, not the mean over replicas."""
+        """See base class. `center` indicates that the global weights are evaluated, not the mean over replicas."""
         return {**super().to_json(), "center": True}
 
     def _can_resume(self, saved: Mapping[str, Any]) -> bool:

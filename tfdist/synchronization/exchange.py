@@ -1,4 +1,4 @@
-"""One exchange: the mean change of the replicas updates the global weights, with which they continue.
+"""An exchange: updates the global weights with the mean change of the replicas, which continue with the result.
 
 With x the global weights, w_r the weights of replica r and n_r the rows that it has trained on since the last exchange,
 
@@ -53,26 +53,26 @@ class GlobalWeights:
         self._strategy, self._weights = strategy, list(weights)
         with strategy.scope():
             self.copies = [zeros_like(variable, "global") for variable in weights]
-            self._optimizer = outer_optimizer(outer)
+            self._optimizer = create_outer_optimizer(outer)
             if self._optimizer is not None:
                 self._optimizer.build(self.copies)
         self.optimizer_variables = self._optimizer.variables if self._optimizer else []
         self.variables = [*self.copies, *self.optimizer_variables]
 
     def values(self) -> list[tf.Tensor]:
-        """Returns the global weights. In a replica function."""
+        """Returns the global weights. Call it in a replica function."""
         return read_variables(self.copies)
 
     def assign(self, values: Sequence[tf.Tensor]) -> None:
-        """Assigns values that are equal on all replicas. In a replica function."""
+        """Assigns values that are equal on all replicas. Call it in a replica function."""
         assign(self.copies, values)
 
     def take_weights(self) -> None:
-        """Assigns the replicas' weights, which must be equal on all replicas. In a replica function."""
+        """Assigns the replicas' weights, which must be equal on all replicas. Call it in a replica function."""
         self.assign(read_variables(self._weights))
 
     def update(self, changes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Updates the global weights and returns them. In a replica function.
+        """Updates the global weights and returns them. Call it in a replica function.
 
         The outer optimizer's gradients are `changes`: global weights minus the mean of the replicas' weights.
         """
@@ -86,7 +86,7 @@ class GlobalWeights:
 
 
 def apply_constraints(weights: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Applies the constraints of the weights, such as `non_neg`, to values; a mean or a step may violate them."""
+    """Applies the constraints of the weights, such as `non_neg`, to values, which a mean or a step may violate."""
     pairs = zip(weights, values, strict=True)
     return [x if v.constraint is None else tf.convert_to_tensor(v.constraint(x)) for v, x in pairs]
 
@@ -98,11 +98,11 @@ def zeros_like(variable: keras.Variable, prefix: str) -> keras.Variable:
 
 
 def read_variables(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Returns this replica's values of variables. In a replica function."""
+    """Returns this replica's values of variables. Call it in a replica function."""
     return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
-def outer_optimizer(text: str) -> keras.Optimizer | None:
+def create_outer_optimizer(text: str) -> keras.Optimizer | None:
     """Creates the outer optimizer that `text` describes, or returns None for an empty text.
 
     Raises:
@@ -124,11 +124,11 @@ class ExchangeResult(NamedTuple):
 
     # Scalar; root mean square over replicas of the distance to their mean, over the norm of the mean.
     divergence: tf.Tensor
-    rows: tf.Tensor  # scalar; rows on which all replicas have trained, as a multiple of an equal share
+    rows: tf.Tensor  # scalar; rows of all replicas, as a multiple of the expected rows of one
 
 
 def tensor_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
-    """Returns the specs of an exchange's message: a change per variable, and two scalars."""
+    """Returns the specs of the summands of an exchange: a change per variable, and two scalars."""
     return named_specs(weights, "exchange/rows", "exchange/squares")
 
 
@@ -145,9 +145,9 @@ class Exchange:
 
     Attributes:
       own_variables: the weights that each replica sent, if replicas keep their local progress; else empty.
-      all_rows: scalar per replica; rows that the steps have counted.
-      reduction: sums messages over replicas.
-      recording: the calls of the latest trace.
+      all_rows: scalar per replica; number of rows that its steps have counted.
+      reduction: sums the changes over replicas.
+      recording: the collective calls of the latest trace.
     """
 
     def __init__(
@@ -164,10 +164,10 @@ class Exchange:
         optimizer_state: str = "local",
         statistics: Sequence[keras.Variable] = (),
     ):
-        """Creates the variables; `name` is that of messages and state.
+        """Creates the variables; `name` is the prefix of the names of messages and state.
 
-        See `GlobalWeights` for `outer` and `LocalSGD.effective_mixing` for `mixing`. The state of the optimizer, which is only
-        needed if the state is not local, is "local", "averaged" or "reset"; `statistics` are averaged.
+        See `GlobalWeights` for `outer` and `LocalSGD.effective_mixing` for `mixing`. `optimizer_state` is "local",
+        "averaged" or "reset"; only the last two need the `optimizer`. `statistics` are averaged.
         """
         self.weights, self.global_weights = list(weights), GlobalWeights(weights, strategy, outer)
         self.recording: Recording | None = None
@@ -177,7 +177,7 @@ class Exchange:
         self._statistics = list(statistics)
         specs = tensor_specs(weights)
         self.reduction = Reduction(create_reducer(specs), specs, store, f"{name}/")
-        # Steps count all rows; fragments of the weights are sent at different steps.
+        # Each exchange has its own count of rows, because fragments of the weights are sent at different steps.
         self.all_rows, self._rows_sent = store.variables([ROWS, dataclasses.replace(ROWS, name=f"{name}/rows_sent")])
         self.own_variables: list[keras.Variable] = []
         if mixing is None:
@@ -194,52 +194,52 @@ class Exchange:
         self._rows_sent.assign(tf.convert_to_tensor(self.all_rows))
 
     def run(self, expected_rows: tf.Tensor) -> ExchangeResult:
-        """Exchanges the weights at once, and the state of the optimizer and the statistics; see `prepare`."""
-        message = self.prepare(expected_rows)
-        result = self.exchange(message, self._strategy.step_collectives)
-        state = self.new_state(message[-2], result.rows, self._strategy.step_collectives)
-        self.assign(self._used_weights(message[:-2]), state)
+        """Exchanges the weights, the state of the optimizer and the statistics at once; see `prepare`."""
+        summands = self.prepare(expected_rows)
+        result = self.exchange(summands, self._strategy.step_collectives)
+        state = self.new_state(summands[-2], result.rows, self._strategy.step_collectives)
+        self.assign(self._new_weights(summands[:-2]), state)
         for variable in (self.all_rows, self._rows_sent):
             variable.assign(tf.zeros([], variable.dtype))
         return result
 
     def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the message of the replica.
+        """Returns the tensors of this replica that `exchange` sums over replicas.
 
-        `expected_rows` is a scalar of dtype floatx: rows since the last exchange of a replica with an equal share.
+        `expected_rows` is a scalar of dtype floatx: the replica's rows since the last exchange if all had equally many.
         """
-        # Relative to an equal share, which preserves the magnitude of changes for lossy dtypes.
+        # Relative to the expected rows, which preserves the magnitude of changes for lossy dtypes.
         rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
         weights = read_variables(self.weights)
-        message = self._message(weights, rows)
+        summands = self._summands(weights, rows)
         with self._strategy.own_copies(self.own_variables):
             assign(self.own_variables, weights if self.own_variables else [])
         self._rows_sent.assign(tf.convert_to_tensor(self.all_rows))
-        return message
+        return summands
 
-    def exchange(self, message: Sequence[tf.Tensor], collectives: Collectives | None = None) -> ExchangeResult:
-        """Sums the messages of all replicas and updates the global weights.
+    def exchange(self, summands: Sequence[tf.Tensor], collectives: Collectives | None = None) -> ExchangeResult:
+        """Sums the results of `prepare` over replicas and updates the global weights.
 
-        By default, `collectives` divide the message, so that those of concurrent steps do not wait for all of it.
+        By default, the sum is divided into several messages, so that concurrent steps do not wait for all of it.
         """
         self.recording = Recording(collectives or SequentialCollectives(self._strategy.step_collectives))
-        reduction = self.reduction.reduce(message, self.recording, name=self._name)
+        reduction = self.reduction.reduce(summands, self.recording, name=self._name)
         result = self._update(reduction.totals)
         self.reduction.assign(reduction.state)
         return result
 
     def use_result(self) -> None:
         """Updates the replica's weights with the result of the exchange."""
-        self.assign(self._used_weights(), [])
+        self.assign(self._new_weights(), [])
 
     def assign(self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]) -> None:
-        """Assigns this replica's weights and its `new_state`. In a replica function."""
+        """Assigns this replica's weights and its `new_state`. Call it in a replica function."""
         variables = [*self.weights, *self._slots, *self._statistics]
         with self._strategy.own_copies(variables):
             assign(variables, [*weights, *state])
 
     def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-        """Returns the optimizer's new state, unless it stays local, and the averaged statistics. In a replica function."""
+        """Returns the optimizer's new state, unless it is local, and the averaged statistics, in a replica function."""
         if self._initial_slots is not None:
             slots = self._initial_slots()
         else:
@@ -248,19 +248,19 @@ class Exchange:
         means = replica_means(read_variables(self._statistics), rows, collectives, name="exchange/statistics")
         return [*slots, *means]
 
-    def _message(self, weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the message of a replica with these weights; see `message_of`."""
-        return message_of(self.global_weights.values(), weights, rows)
+    def _summands(self, weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the tensors that a replica with these weights contributes; see `summands_of`."""
+        return summands_of(self.global_weights.values(), weights, rows)
 
     def _update(self, totals: Sequence[tf.Tensor]) -> ExchangeResult:
-        """Updates the global weights with the sum of all messages."""
+        """Updates the global weights with the sums over replicas."""
         *changes, rows, squares = totals
         mean = [tf.math.divide_no_nan(change, tf.cast(rows, change.dtype)) for change in changes]
         weights = self.global_weights.update(mean)
         spread = tf.math.divide_no_nan(squares, rows) - square_norm(mean)
         return ExchangeResult(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(square_norm(weights)), rows)
 
-    def _used_weights(self, changes: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+    def _new_weights(self, changes: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """Returns the replica's new weights; `changes` are those that it has just sent, without the scalars."""
         global_weights, local_weights = self.global_weights.values(), read_variables(self.weights)
         if self._mixing is None:
@@ -274,10 +274,10 @@ class Exchange:
         return apply_constraints(self.weights, weights)
 
 
-def message_of(global_weights: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-    """Returns a replica's message: its changes, weighted by `rows`, and two scalars; see `tensor_specs`.
+def summands_of(global_weights: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
+    """Returns a replica's changes, weighted by `rows`, and two scalars; see `tensor_specs`.
 
-    `rows` is a scalar of dtype floatx: the replica's rows since the last exchange as a multiple of an equal share.
+    `rows` is a scalar of dtype floatx: the replica's rows since the last exchange, as a multiple of the expected rows.
     """
     changes = [x - w for x, w in zip(global_weights, weights, strict=True)]
     return [*(change * tf.cast(rows, change.dtype) for change in changes), rows, rows * square_norm(changes)]
@@ -286,7 +286,7 @@ def message_of(global_weights: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
 def weighted_mean(
     values: Sequence[tf.Tensor], rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives
 ) -> list[tf.Tensor]:
-    """Returns the exact mean of each tensor over replicas, weighted by their rows. In a replica function."""
+    """Returns the exact mean of each tensor over replicas, weighted by their rows. Call it in a replica function."""
     weighted_values = [local_value * tf.cast(rows, local_value.dtype) for local_value in values]
     totals = Bucketed(Sum()).reduce(weighted_values, [], collectives, name="exchange/state").totals
     return [
@@ -298,7 +298,7 @@ def weighted_mean(
 def replica_mean(
     variables: Sequence[keras.Variable], strategy: Strategy, rows: Callable[[], tf.Tensor]
 ) -> TemporaryValues:
-    """Returns a context in which replicas' own variables have their mean. Cost: one all-reduce of the variables.
+    """Returns a context in which the variables have their mean over replicas. Cost: one all-reduce of the variables.
 
     `rows` is a replica function that returns the replica's weight, a scalar; if all are zero, the mean is unweighted.
     """
@@ -328,7 +328,7 @@ def initial_slot_function(optimizer: keras.Optimizer) -> Callable[[], list[tf.Te
             "already been updated. Use a new optimizer, such as AdamW, or a sync that does not reset it."
         )
     pairs = list(zip(slots, values, strict=True))
-    return lambda: [tf.fill(slot.shape, tf.cast(number, slot.dtype)) for slot, number in pairs]
+    return lambda: [tf.fill(slot.shape, tf.cast(value, slot.dtype)) for slot, value in pairs]
 
 
 def square_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Federated averaging: a step is a round, after which all replicas have the global weights; see `FedAvg`."""
+"""Federated averaging: each step is a round, after which all replicas have the global weights; see `FedAvg`."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ class Counts(NamedTuple):
     not_finite: tf.Variable
 
 
-class Round(NamedTuple):
+class RoundResult(NamedTuple):
     """The reduced results of a round, equal on all replicas, except `reducer_state`."""
 
     change: list[tf.Tensor]  # for each weight, the mean over clients of x - w_k
@@ -54,7 +54,7 @@ class Round(NamedTuple):
 
 
 class RoundState:
-    """Variables of one model's rounds, and their exchange; the methods are called in replica functions.
+    """The variables of a model's rounds, and their exchange. Its methods are called in replica functions.
 
     Between rounds, all replicas have the global weights and an optimizer without state, so none of this is saved. Memory
     on each replica: three variables per trainable variable, including `GlobalWeights`, and two per moving statistic.
@@ -63,9 +63,9 @@ class RoundState:
       changes: for each weight, the sum over a replica's clients of n_k (x - w_k).
       statistics: moving statistics of the model, such as those of BatchNormalization, and integer and bool variables of
         its layers, such as counters.
-      statistics_sums: for each of them, the sum over a replica's clients of n_k times its value, or for integers, of n_k
-        times its change, which is exact.
-      recording: the calls of the latest trace that send changes.
+      statistics_sums: for each of `statistics`, the sum over a replica's clients of n_k times its value, or for integers, of
+        n_k times its change, which is exact.
+      recording: the collective calls of the latest trace.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, reduction: Reduction, outer: str):
@@ -105,12 +105,12 @@ class RoundState:
             total.assign_add(tf.cast(examples, total.dtype) * value)
         self.counts.examples.assign_add(tf.cast(examples, tf.float64))
 
-    def _means(self, means: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _new_statistics(self, means: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the new statistics, given the means of `statistics_sums` over clients; integers are rounded."""
         pairs = zip(means, self._initial_statistics, strict=True)
         return [mean if initial.dtype.is_floating else _add_change(initial, mean) for mean, initial in pairs]
 
-    def reduce(self, examples: float) -> Round:
+    def reduce(self, examples: float) -> RoundResult:
         """Reduces the sums of all replicas, divided by the expected examples of a replica in a round.
 
         This preserves the magnitude of changes for lossy dtypes.
@@ -125,16 +125,16 @@ class RoundState:
         sums = _divide_by_examples(self.statistics_sums, examples)
         if sums:
             sums = Bucketed(Sum()).reduce(sums, [], self.recording, name="round/statistics").totals
-        statistics = self._means([total / tf.cast(all_counts.examples, total.dtype) for total in sums])
+        statistics = self._new_statistics([total / tf.cast(all_counts.examples, total.dtype) for total in sums])
         is_finite = tf.logical_and(reduction.all_finite(*change, all_counts.loss), tf.equal(all_counts.not_finite, 0))
         loss = tf.where(is_finite, tf.math.divide_no_nan(all_counts.loss, all_counts.rows), float("nan"))
-        return Round(change, statistics, reduction.state, loss, is_finite, tf.cast(global_norm(change), floatx))
+        return RoundResult(change, statistics, reduction.state, loss, is_finite, tf.cast(global_norm(change), floatx))
 
-    def apply(self, result: Round, number: tf.Tensor) -> None:
-        """Updates the global weights and all state after round `number`."""
+    def apply(self, result: RoundResult, index: tf.Tensor) -> None:
+        """Updates the global weights and all state after the round with this index."""
         weights = self.global_weights.update(result.change)
         # The number of rounds done becomes the optimizer's number of updates.
-        self._assign(weights, result.statistics, number + 1)
+        self._assign(weights, result.statistics, index + 1)
         self._reduction.assign(result.reducer_state)
 
     def _assign(
@@ -171,7 +171,7 @@ class ClientGradients(GradientSource):
     """
 
     def __init__(self, *args: Any, sync: FedAvg, global_weights: GlobalWeights):
-        """Initializes the source; `settings.batch_size` is the number of examples of a round."""
+        """Initializes the source; `settings.batch_size` is the expected number of examples of a round."""
         super().__init__(*args, is_local=True)
         self.sync, self._global_weights = sync, global_weights
 
@@ -200,7 +200,7 @@ class RoundLoop:
     def __init__(self, step: Step, source: ClientGradients, state: RoundState, strategy: Strategy, batch_size: int):
         """Initializes the loop; `batch_size` is the expected number of examples of a round."""
         self._step, self._source, self._state, self._strategy = step, source, state, strategy
-        self._share = batch_size / strategy.replicas  # expected examples of a replica in a round
+        self._replica_examples = batch_size / strategy.replicas  # expected in a round
         self._plan_checked = False
 
     def run(self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
@@ -221,29 +221,29 @@ class RoundLoop:
         losses, is_finite, sizes = report.values
         return LoopResult(losses, is_finite, norm, may_continue, (), *report[1:], sizes=sizes)
 
-    def _round(self, iterator: Iterator[Any], number: tf.Tensor) -> tuple[LoopReport, list[tf.Tensor]]:
+    def _round(self, iterator: Iterator[Any], index: tf.Tensor) -> tuple[LoopReport, list[tf.Tensor]]:
         """Runs a round; returns the report of the local steps, and loss, finite and norm."""
         strategy, state = self._strategy, self._state
         strategy.run(state.begin_round)
-        report = self._local_steps(iterator, number)
-        result = strategy.run(state.reduce, self._share)
-        if not self._plan_checked:  # processes make their first trace together
+        report = self._local_steps(iterator, index)
+        result = strategy.run(state.reduce, self._replica_examples)
+        if not self._plan_checked:  # in the first trace, which all processes make together
             assert state.recording is not None
             agree_on_plan(strategy.peers, state.recording.calls)
             self._plan_checked = True
         loss, finite, norm = (strategy.local(value)[0] for value in (result.loss, result.finite, result.norm))
-        run_if(finite, lambda: strategy.run(state.apply, result, number), lambda: strategy.run(state.reset, number))
+        run_if(finite, lambda: strategy.run(state.apply, result, index), lambda: strategy.run(state.reset, index))
         return report, [loss, finite, norm]
 
-    def _local_steps(self, iterator: Iterator[Any], number: tf.Tensor) -> LoopReport:
+    def _local_steps(self, iterator: Iterator[Any], index: tf.Tensor) -> LoopReport:
         """Trains all clients of a round; the iterator of each process determines its number of steps."""
         strategy = self._strategy
 
         def run_step(_: tf.Tensor, __: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
             start_time, batch, numbers = timed_batch(iterator, strategy)
             assert isinstance(batch, ClientBatch)
-            with _schedule_scope(self._step.optimizer, number):
-                result = strategy.run(self._train, batch, number)
+            with _schedule_scope(self._step.optimizer, index):
+                result = strategy.run(self._train, batch, index)
             wait_seconds = strategy.local(result.arrival_time)[0] - start_time
             compute_seconds = tf.stack(strategy.local(result.compute_seconds))
             report = LoopReport([], wait_seconds, compute_seconds, numbers)
@@ -254,14 +254,11 @@ class RoundLoop:
         )
         return report
 
-    def _train(self, batch: ClientBatch, number: tf.Tensor) -> ComputeResult:
-        """Computes and applies one step of a client in round `number`. A replica function, without communication.
-
-        Without rows in the client's batch, nothing changes.
-        """
+    def _train(self, batch: ClientBatch, index: tf.Tensor) -> ComputeResult:
+        """Computes and applies one step of a client if its batch has rows. A replica function that does not communicate."""
         state, counts = self._state, self._state.counts
         run_if(batch.begins_client, state.reset)
-        draw = tf.stack([number, batch.client + self._source.sync.clients * batch.batch_index])
+        draw = tf.stack([index, batch.client + self._source.sync.clients * batch.batch_index])
         result = self._step.compute(batch.batch, draw, tf.constant(False))
         is_active = tf.logical_and(batch.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
 
@@ -278,14 +275,14 @@ class RoundLoop:
 
 
 @contextlib.contextmanager
-def _schedule_scope(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[None]:
-    """Context in which updates are traced with the schedule's learning rate and momentum after `number` updates.
+def _schedule_scope(optimizer: keras.Optimizer, updates: tf.Tensor) -> Iterator[None]:
+    """Context in which updates are traced with the schedule's learning rate and momentum after this number of updates.
 
     The optimizer itself counts the client's steps, as Adam's bias correction requires.
     """
     schedule = keras_internals.scheduled_learning_rate(optimizer)
-    rate = keras_internals.replace_learning_rate(optimizer, lambda _: schedule(number)) if schedule else None
-    with rate or contextlib.nullcontext(), keras_internals.scheduled_momentum(optimizer, number):
+    rate = keras_internals.replace_learning_rate(optimizer, lambda _: schedule(updates)) if schedule else None
+    with rate or contextlib.nullcontext(), keras_internals.scheduled_momentum(optimizer, updates):
         yield
 
 
@@ -321,10 +318,10 @@ class FederatedSynchronizer(WeightSynchronizer):
 
 
 def check_loss_scale(settings: Settings) -> None:
-    """Raises `InputError` for clients with a loss scale, whose state would have to last between rounds."""
+    """Raises `InputError` for clients with a loss scale, whose state would have to be kept between rounds."""
     if settings.sync.trains_clients and settings.loss_scale is not None:
         raise InputError(
-            "Clients start each round anew, without state of earlier steps. Received: "
+            "Clients start each round without state from earlier rounds. Received: "
             f"sync={settings.sync} and a loss scale. Use mixed_bfloat16 or float32."
         )
 

@@ -21,7 +21,7 @@ class WeightSynchronizer:
       variables: variables of the exchanges that are equal on all replicas, to be saved with the run.
       own_variables: variables that differ between replicas, also to be saved.
       has_local_weights: whether the weights of replicas differ at some steps.
-      remedy_for_slow_rank: what makes other ranks wait less for a slow one; empty if they do not wait in each step.
+      remedy_for_slow_rank: advice to users if a rank is slow; empty if other ranks do not wait for it in each step.
     """
 
     variables: Sequence[keras.Variable] = ()
@@ -41,7 +41,7 @@ class WeightSynchronizer:
           batch_size: number of examples of a step; None if it varies from batch to batch.
           rate: factor of the learning rate.
           step: the next step.
-          make: creates the loop, unless the synchronizer has a special loop.
+          make: creates the loop, unless the synchronizer has its own loop.
         """
         return steps.loop(batch_size, make, rate=rate, is_local=self.is_local_step(step))
 
@@ -61,11 +61,11 @@ class WeightSynchronizer:
         return {}
 
     def take_fields(self) -> Mapping[str, Any]:
-        """Returns fields of a training record about the time since the last one."""
+        """Returns fields of a training record about the time since the last record."""
         return {}
 
     def settle(self) -> None:
-        """Waits for an exchange in the background, after which variables may be read and collectives called."""
+        """Waits for the exchange in the background, if any. Then variables may be read and collectives called."""
 
     def training(self) -> contextlib.AbstractContextManager[None]:
         """Context of a run of steps. On exit, no exchange is running, except after an error."""

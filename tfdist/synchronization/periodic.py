@@ -20,9 +20,9 @@ from tfdist.synchronization.exchange import (
     Exchange,
     ExchangeResult,
     apply_constraints,
-    message_of,
     read_variables,
     replica_mean,
+    summands_of,
     tensor_specs,
 )
 from tfdist.synchronization.interface import WeightSynchronizer
@@ -84,8 +84,8 @@ class PeriodicSynchronizer(WeightSynchronizer):
         if not self.is_local_step(step) or self.next(step - 1) != step or self._last_exchange == step:
             return {}
         assert self._last_exchange is not None
-        [exchange], share = self._exchanges, self._share(step - self._last_exchange)
-        result = self._compiled_exchange(exchange, exchange.run, share)(share)
+        [exchange], rows = self._exchanges, self._expected_rows(step - self._last_exchange)
+        result = self._compiled_exchange(exchange, exchange.run, rows)(rows)
         self._last_exchange = step
         return {"replica_divergence": self._divergence(result)}
 
@@ -109,14 +109,14 @@ class PeriodicSynchronizer(WeightSynchronizer):
         """See base class.
 
         Raises:
-          InputError: replicas have trained locally with another method, which leaves their weights different from each other
-            and from the global weights in another way, or trained locally in the warmup of this one.
+          InputError: replicas have trained locally with another method, or in steps that belong to the warmup of this one.
+            Their weights then differ from the global weights in a way that this method does not continue.
         """
         have_trained_locally = saved.get("last_exchange") is not None or bool(saved.get("since"))
         if have_trained_locally and not (self._can_resume(saved) and self.is_local_step(step)):
             raise InputError(
-                f"A run must resume with the same method of exchanging weights. Received: sync={self._sync} at step {step} of "
-                "a run whose replicas train locally in another way. Use the `sync` of that run."
+                f"A run must resume with the `sync` method with which it was saved. Received: sync={self._sync} at step {step} "
+                "of a run whose replicas train locally in another way. Use the same `sync` as that run."
             )
         self._last_exchange = saved.get("last_exchange")
 
@@ -124,15 +124,15 @@ class PeriodicSynchronizer(WeightSynchronizer):
         """Returns whether the method can continue from a result of `to_json` if replicas train locally in the next step."""
         return not saved.get("since") and not saved.get("center")
 
-    def _share(self, steps: int) -> tf.Tensor:
-        """Returns the rows of a replica with an equal share in a number of steps, a scalar of dtype floatx."""
+    def _expected_rows(self, steps: int) -> tf.Tensor:
+        """Returns the rows of each replica in a number of steps if all have equally many, a scalar of dtype floatx."""
         return tf.constant(self._batch_size * steps / self._strategy.replicas, keras.config.floatx())
 
     def _divergence(self, result: ExchangeResult) -> float:
         return float(self._strategy.local(result.divergence)[0])
 
     def _compiled_exchange(self, exchange: Exchange, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Same as `_compiled_for`. Processes compare their calls the first time."""
+        """Same as `_compiled_for`, but processes also compare their collective calls after the first trace."""
         is_first = exchange.recording is None
         compiled = self._compiled_for(function, *args, **options)
         if is_first:
@@ -202,7 +202,7 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         due_levels = [level for level, (period, _) in enumerate(self._levels) if has_replicas and step % period == 0]
         if step % self._sync.period and due_levels and self._last_exchange is not None:
             period, _ = self._levels[due_levels[-1]]
-            self._on_replicas(self._exchanges_of_levels[due_levels[-1]], self._share(period))
+            self._on_replicas(self._exchanges_of_levels[due_levels[-1]], self._expected_rows(period))
             return {}
         fields = super().run_exchanges(step)
         if self._last_exchange == step:
@@ -220,24 +220,24 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         for variable in self._level_rows:
             variable.assign(self._exchanges[0].all_rows)
 
-    def _exchange_group(self, level: int, share: tf.Tensor) -> None:
+    def _exchange_group(self, level: int, expected: tf.Tensor) -> None:
         """Replaces the weights by their mean over this replica's group in a level. A replica function.
 
-        `share` is a scalar of dtype floatx: rows since the level's last exchange of a replica with an equal share.
+        `expected` is a scalar of dtype floatx: rows since the level's last exchange if all replicas had equally many.
         """
         _, size = self._levels[level]
         collectives = self._strategy.collectives
         first_rank = collectives.static_rank // size * size
         group = collectives.group(range(first_rank, first_rank + size))
         [exchange] = self._exchanges
-        rows = tf.cast(tf.convert_to_tensor(exchange.all_rows) - self._level_rows[level], share.dtype) / share
+        rows = tf.cast(tf.convert_to_tensor(exchange.all_rows) - self._level_rows[level], expected.dtype) / expected
         global_weights, local_weights = exchange.global_weights.values(), read_variables(exchange.weights)
         reduction = exchange.reduction.reduce(
-            message_of(global_weights, local_weights, rows), group, name=f"exchange/level{level}"
+            summands_of(global_weights, local_weights, rows), group, name=f"exchange/level{level}"
         )
         *changes, all_rows, _ = reduction.totals
         means = [
-            tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may have skipped
+            tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may skip steps
             for x, d, w in zip(global_weights, changes, local_weights, strict=True)
         ]
         exchange.assign(apply_constraints(exchange.weights, means), exchange.new_state(rows, all_rows, group))

@@ -50,13 +50,13 @@ class Statistics:
 
     The work of a worker is a mapping of numbers by name: `examples`, the seconds of `compute` and of the waits for `data`, for
     other `workers` and for answers to `pull` and `push`, and the bytes `pull/0` and `push/0` of messages to and from server 0.
-    Workers send it with their commits; what follows the last commit of a range counts for the next one. The coordinator
+    Workers send it when they commit a ticket. Work after the last ticket of a range counts for the next range. The coordinator
     measures the waits for other workers: for a step that the order of updates permits, and at the beginning and end of a range,
-    in which the workers meet.
+    when the workers wait for each other.
     """
 
     def __init__(self, workers: int, update_seconds: Sequence[float], *, counts_staleness: bool = True):
-        """Starts to count, given each server's seconds of updates so far, and whether gradients may be stale."""
+        """Starts counting; `update_seconds` has the seconds that each server has spent on updates so far."""
         self._workers, self._counts_staleness = workers, counts_staleness
         self._reset(update_seconds)
 
@@ -67,7 +67,7 @@ class Statistics:
         self._work: dict[tuple[int, str], float] = collections.defaultdict(float)  # by worker and name
 
     def add(self, result: RangeResult, seconds: float, update_seconds: Sequence[float]) -> None:
-        """Adds the result of a range of tickets for worker 0, its wall time, and each server's seconds of updates so far."""
+        """Adds the result of a range of tickets on worker 0; `seconds` is its wall time. See the constructor."""
         self._seconds += seconds
         self._update_seconds = update_seconds
         self._updates += [update for update in result.updates if update.factor]
@@ -76,7 +76,7 @@ class Statistics:
                 self._work[worker, name] += value
 
     def take_fields(self) -> dict[str, Any]:
-        """Returns the fields of a training record, and starts to count again; {} without updates."""
+        """Returns the fields of a training record, {} if there are none, and restarts counting."""
         fields: dict[str, Any] = {}
         updates, servers = self._updates if self._counts_staleness else (), len(self._update_seconds)
         if ages := [[update.version - v for v in update.versions] for update in updates if update.versions]:
@@ -116,7 +116,7 @@ class ServerSynchronizer(WeightSynchronizer):
     Attributes:
       updates: all updates so far, if they are recorded; otherwise empty.
       replayed_updates: on the chief in a replay, the updates to repeat, by version.
-      totals: number of `dropped_rows`, which no update has used, and of `rejected_gradients`, in the whole run.
+      totals: numbers of `dropped_rows`, which no update has used, and of `rejected_gradients` in the whole run.
       methods: compression method of each gradient, and of the loss; empty before the first call of `loop`.
       pushed_bytes: bytes of gradients that this worker has pushed per step, on average in the last call.
     """
@@ -211,14 +211,14 @@ def recorded_updates(directory: RunDirectory) -> list[Update]:
     """Returns the updates of an earlier run, in order.
 
     Raises:
-      InputError: it has recorded none.
+      InputError: the run has recorded no updates.
     """
     lines = directory.read_updates()
     updates = [Update._make(tuple(v) if isinstance(v, list) else v for v in line.values()) for line in lines]
     if not updates:
         raise InputError(
             "A replay needs the output directory of a run of parameter servers whose workers compute whole batches. Received: "
-            f"{directory.path}, which has no record of updates. Give that of a run with --staleness=async or bounded(4)."
+            f"{directory.path}, which has no record of updates. Use a run with --staleness=async or bounded(4)."
         )
     return updates
 
@@ -245,7 +245,7 @@ def check_supported(
         ),
         (
             settings.loss_scale and not remote.whole_batches and staleness.kind != SYNC,
-            "no loss scaling, if workers compute shares of different steps",
+            "training without loss scaling, if workers compute parts of different steps",
             f"--staleness={staleness} and a loss scale",
             "--precision=mixed_bfloat16, or --staleness=sync",
         ),
@@ -272,12 +272,12 @@ class TicketLoop:
         self._compute: Any = tf.function(self._compute_in_context, autograph=False, reduce_retracing=True)
         self._skip = tf.function(lambda result: strategy.run(step.skip, result), autograph=False)
         self._store_state = tf.function(lambda result: strategy.run(step.store_state, result), autograph=False)
-        if remote.whole_batches:  # others save their shares of such states, like those of layers
+        if remote.whole_batches:  # otherwise, workers save these like states of layers
             remote.worker_states = step.reducer_state
         self._is_traced = False
         self._work: dict[str, float] = collections.defaultdict(float)  # of this worker in the call
         self._last_pull: tuple[list[int], list[np.ndarray]] = [], []  # versions and states
-        # Worker 0 holds the metrics of all workers, including lost ones. Shares of a step may count all rows instead.
+        # Worker 0 holds the metrics of all workers, including lost ones, unless workers compute parts of the same step.
         self._metrics = [*map(keras_internals.value_of, step.source.metrics.variables)] if remote.whole_batches else []
 
     def __call__(
@@ -288,7 +288,7 @@ class TicketLoop:
         first, end = int(first_step), int(first_step) + int(steps)
         self._work.clear()
         previous_metrics = [variable.numpy() for variable in self._metrics]
-        for variable in self._metrics:  # a commit has the values of this call
+        for variable in self._metrics:  # workers commit the values of this call only
             variable.assign(tf.zeros_like(variable))
         batches = self._iterate_batches(iterator)
         if not self._is_traced:
@@ -303,15 +303,15 @@ class TicketLoop:
         rule = dataclasses.asdict(settings.loss_scale) if settings.loss_scale else None
         self._servers.coordinate("open", worker=self._rank, first=first, end=end, loss_scale=rule, **options)
         inputs = TicketInputs(batches, first, self._remote.tables.ids)
-        # If workers that compute whole batches take turns, each of the others takes a ticket in between.
+        # If workers compute whole batches alternately, each of the others takes a ticket in between.
         distance = len(self._servers.workers) if self._remote.whole_batches else 1
         answer = self._servers.coordinate("take", worker=self._rank)
         while answer:
             ticket, version, active_tickets, scale = answer
-            inputs.keep(ticket, active_tickets)
-            prepare_next = functools.partial(inputs.of, min(ticket + distance, end - 1))
+            inputs.drop_before(ticket, active_tickets)
+            prepare_next = functools.partial(inputs.get, min(ticket + distance, end - 1))
             needs_norm = bool(with_norm) and ticket == end - 1
-            answer = self._compute_ticket(ticket, version, scale, inputs.of(ticket), needs_norm, prepare_next)
+            answer = self._compute_ticket(ticket, version, scale, inputs.get(ticket), needs_norm, prepare_next)
         inputs.skip_to(end)
         result = self._servers.result()
         for i, variable in enumerate(self._metrics):
@@ -331,7 +331,7 @@ class TicketLoop:
             may_continue=tf.constant(result.is_finite),
             gradient_finite=(),
             wait_seconds=tf.constant(self._work["data"], tf.float64),
-            # As for all steps, though the worker may have computed some of them.
+            # Scaled to all steps, because the worker may have computed only some of them.
             compute_seconds=tf.constant([self._work["compute"] * int(steps) / max(tickets, 1)], tf.float64),
             numbers=tf.concat([tf.zeros([0], tf.int64), *result.numbers], 0),
             sizes=tf.constant([*map(len, result.numbers)] or [0] * len(result.losses), tf.int32),
@@ -429,13 +429,13 @@ class TicketLoop:
         return answer
 
     def _add_work(self, **work: float) -> None:
-        """Adds to the work of this call, and to that of the next commit."""
+        """Adds to the work of this call, and to the work that the next commit sends."""
         for name, value in work.items():
             self._work[name] += value
             self._servers.work[name] += value
 
     def _rows(self, batch: Any) -> tuple[int, int]:
-        """Returns the numbers of rows that this worker computes, and of the whole batch."""
+        """Returns the number of rows that this worker computes, and the number of rows of the whole batch."""
         if isinstance(batch, ReplicaRows):
             return int(batch.rows), int(batch.batch_size)
         rows = int(count_rows(batch))
@@ -451,7 +451,7 @@ class TicketLoop:
             return self._strategy.run(lambda *args: (self._step.compute(*args), self._reducer.payloads), *args)
 
     def _iterate_batches(self, iterator: Iterator[Any]) -> Iterator[tuple[Any, tf.Tensor]]:
-        """Yields batches and the indices of their examples, and measures the time of waiting for them."""
+        """Yields batches and the indices of their examples, and measures the time spent waiting for data."""
         while True:
             start_time = time.perf_counter()
             element = next(iterator)
@@ -481,24 +481,24 @@ class TicketLoop:
 
 
 class _Inputs(NamedTuple):
-    """What a worker computes a ticket from: its batch, the indices of the examples, and the ids of table rows."""
+    """The inputs from which a worker computes a ticket: a batch, the indices of its examples, and the ids of table rows."""
 
     batch: Any
     numbers: tf.Tensor
-    ids: Sequence[np.ndarray] | None = None  # until they are needed
+    ids: Sequence[np.ndarray] | None = None  # None until they are needed
 
 
 class TicketInputs:
-    """The inputs of tickets, in order, which are read and prepared once."""
+    """The inputs of tickets; each is read once, in order, and prepared once."""
 
     def __init__(
         self, batches: Iterator[tuple[Any, tf.Tensor]], first: int, find_ids: Callable[[Any], Sequence[np.ndarray]]
     ):
-        """Initializes the inputs from batches with the indices of their examples, from ticket `first`."""
+        """`batches` are batches with the indices of their examples; the first is for ticket `first`."""
         self._batches, self._next_ticket, self._find_ids = batches, first, find_ids
         self._known: dict[int, _Inputs] = {}  # by ticket
 
-    def of(self, ticket: int) -> _Inputs:
+    def get(self, ticket: int) -> _Inputs:
         """Returns the inputs of a ticket."""
         while self._next_ticket <= ticket:
             self._known[self._next_ticket] = _Inputs(*next(self._batches))
@@ -508,11 +508,11 @@ class TicketInputs:
             inputs = self._known[ticket] = inputs._replace(ids=self._find_ids(inputs.batch))
         return inputs
 
-    def keep(self, ticket: int, active_tickets: Sequence[int]) -> None:
-        """Forgets the inputs before a ticket, except those of active ones, because a worker that computes one may be lost."""
+    def drop_before(self, ticket: int, active_tickets: Sequence[int]) -> None:
+        """Drops the inputs of earlier tickets, except active ones, because the worker that computes one may be lost."""
         self._known = {n: inputs for n, inputs in self._known.items() if n >= ticket or n in active_tickets}
 
     def skip_to(self, ticket: int) -> None:
-        """Reads the batches of all tickets before this one, without keeping them."""
+        """Reads and discards the batches of all remaining tickets before this one."""
         for _ in range(self._next_ticket, ticket):
             next(self._batches)

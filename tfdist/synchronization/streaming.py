@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def call_in_background(function: Callable[[], _T], started: threading.Event) -> concurrent.futures.Future[_T]:
-    """Calls a function in a thread; returns when it has set `started`, because it may run concurrently with other calls.
+    """Calls a function in a thread; returns when the function has set `started` and may run concurrently with other calls.
 
     The thread is a daemon, unlike those of `concurrent.futures`: a call that waits for a lost process must not prevent this
     process from exiting.
@@ -49,7 +49,7 @@ def split_fragments(weights: Sequence[keras.Variable], count: int) -> list[list[
     """Splits at least `count` variables into fragments of about equal size; variables keep their order in a fragment.
 
     Variables are assigned to the smallest fragment so far, the largest variable first. Layers of equal size are therefore
-    distributed in turn, which trains better than fragments of consecutive layers (arXiv:2501.18512).
+    distributed alternately, which trains better than fragments of consecutive layers (arXiv:2501.18512).
     """
     sizes = [keras_internals.bytes_of(variable) for variable in weights]
     members: list[list[int]] = [[] for _ in range(count)]
@@ -61,7 +61,7 @@ def split_fragments(weights: Sequence[keras.Variable], count: int) -> list[list[
     return [[weights[i] for i in sorted(indices)] for indices in members]
 
 
-_ENDING_SECONDS = 5.0  # time for a pending exchange to complete after an error
+_EXIT_SECONDS = 5.0  # time for a pending exchange to complete after an error
 
 
 @dataclasses.dataclass
@@ -100,12 +100,12 @@ class StreamingSynchronizer(PeriodicSynchronizer):
         if sync.fragment_count > len(weights):
             raise InputError(
                 f"Each fragment must have a variable of the model. Received: {sync.fragment_count} fragments of "
-                f"{len(weights)} variables. Use at most {len(weights)}."
+                f"{len(weights)} variables. Use at most {len(weights)} fragments."
             )
         options = self._strategy, self._create_reducer, self._store, sync.outer
         return [
-            Exchange(fragment, *options, name=f"exchange/{number}", mixing=sync.effective_mixing)
-            for number, fragment in enumerate(split_fragments(weights, sync.fragment_count))
+            Exchange(fragment, *options, name=f"exchange/{index}", mixing=sync.effective_mixing)
+            for index, fragment in enumerate(split_fragments(weights, sync.fragment_count))
         ]
 
     def next(self, step: int) -> int | None:
@@ -133,9 +133,9 @@ class StreamingSynchronizer(PeriodicSynchronizer):
             self.begin(step, self._batch_size)
             return {}
         fields = self._use_if_due(step)
-        for number in range(len(self._delays)):
-            if self._next_send_step(number, step - 1) == step:
-                self._send(number, step)
+        for index in range(len(self._delays)):
+            if self._next_send_step(index, step - 1) == step:
+                self._send(index, step)
                 fields |= self._use_if_due(step)
         return fields
 
@@ -151,7 +151,7 @@ class StreamingSynchronizer(PeriodicSynchronizer):
             yield
         except BaseException:
             if self._pending_exchange and self._pending_exchange.call:
-                concurrent.futures.wait([self._pending_exchange.call], _ENDING_SECONDS)
+                concurrent.futures.wait([self._pending_exchange.call], _EXIT_SECONDS)
             raise
         self.settle()
 
@@ -181,17 +181,17 @@ class StreamingSynchronizer(PeriodicSynchronizer):
     def _can_resume(self, saved: Mapping[str, Any]) -> bool:
         return saved.get("last_exchange") is None and len(saved.get("since", [])) in (0, self._sync.fragment_count)
 
-    def _send(self, number: int, step: int) -> None:
-        """Sends a fragment."""
-        fragment = self._exchanges[number]
-        message = self._on_replicas(fragment.prepare, self._share(step - self._send_steps[number]))
-        exchange = self._compiled_exchange(fragment, fragment.exchange, message, prologue=self._signal)
+    def _send(self, index: int, step: int) -> None:
+        """Starts the exchange of a fragment."""
+        fragment = self._exchanges[index]
+        summands = self._on_replicas(fragment.prepare, self._expected_rows(step - self._send_steps[index]))
+        exchange = self._compiled_exchange(fragment, fragment.exchange, summands, prologue=self._signal)
         if self._sync.overlap:
-            call = call_in_background(lambda: exchange(message), self._started)
-            self._pending_exchange = _PendingExchange(number, step, call)
+            call = call_in_background(lambda: exchange(summands), self._started)
+            self._pending_exchange = _PendingExchange(index, step, call)
         else:
-            self._pending_exchange = _PendingExchange(number, step, divergence=self._divergence(exchange(message)))
-        self._send_steps[number] = step
+            self._pending_exchange = _PendingExchange(index, step, divergence=self._divergence(exchange(summands)))
+        self._send_steps[index] = step
 
     def _use_if_due(self, step: int) -> dict[str, float]:
         """If the result of the pending exchange is due at this step, waits for it and uses it."""
@@ -206,8 +206,8 @@ class StreamingSynchronizer(PeriodicSynchronizer):
     def _signal(self) -> None:
         """Adds an operation that signals the start of an exchange to the main thread.
 
-        TensorFlow numbers the collectives of a call when it begins, and matches numbers between processes. The main thread
-        must not begin a call at the same time, because processes might number the two calls differently.
+        TensorFlow numbers the collectives of a call when the call begins, and matches them by number between processes. The
+        main thread must not begin another call at the same time, because processes might number the two differently.
         """
 
         def signal() -> np.bool_:

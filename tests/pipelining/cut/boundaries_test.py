@@ -94,7 +94,7 @@ def test_calls_of_a_layer_with_state_stay_together():
     for stages in (2, 3, 4):
         cut = cut_model(model, "auto", stages)
         assert cut.call_names(cut.stages[0])[:3] == ["norm", "between", "norm (2)"]
-    with pytest.raises(InputError, match="norm in several. Cut elsewhere"):
+    with pytest.raises(InputError, match="norm in several stages. Cut elsewhere"):
         cut_model(model, "auto", 5)
     norm.trainable = False  # it then updates nothing
     assert len(cut_model(model, "between", 2).shared) == 4
@@ -149,11 +149,11 @@ REFUSED = [
         Own,
         "auto",
         2,
-        "functional and sequential models, whose layers are known. Received: Own, with a `call` of its own",
+        "Only functional and sequential models can be cut into stages. Received: Own, with its own `call`",
     ),
     (lambda: functional(OwnStep), "auto", 2, "Keras's own `train_step`"),
     (lambda: OwnLoss([keras.Input((4,)), keras.layers.Dense(2)]), "auto", 1, "Keras's own `compute_loss`"),
-    (lambda: keras.Sequential([keras.layers.Dense(2)]), "auto", 1, "Give it a keras.Input as its first layer"),
+    (lambda: keras.Sequential([keras.layers.Dense(2)]), "auto", 1, "Add a keras.Input as its first layer"),
     (lambda: "cnn", "auto", 2, "Received: str"),
     (functional, "auto", 3, "3 stages for functional"),
     (named("mlp"), "hidden_0", 3, "Name 2 layers, or use --cut=auto"),

@@ -1,4 +1,4 @@
-"""Validation of method parameters, and XLA compilation for parts of a method."""
+"""Validates the parameters of compression methods, and compiles parts of a method with XLA."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ def validate_integer(method: str, parameter: str, value: int, low: int, high: in
         kind = f"a multiple of {multiple}" if multiple > 1 else "a whole number"
         raise InputError(
             f"{method} needs {parameter} to be {kind} from {low} to {high}. Received: {value!r}. "
-            f"Write, say, {method}({parameter}={low})."
+            f"For example, use {method}({parameter}={low})."
         )
     return int(value)
 
@@ -24,16 +24,16 @@ def validate_integer(method: str, parameter: str, value: int, low: int, high: in
 def validate_flag(method: str, parameter: str, value: bool) -> bool:
     """Returns a bool; raises `InputError` with the names of method and parameter for anything else."""
     if not isinstance(value, bool):
-        raise InputError(
-            f"{method} needs {parameter}=True or False. Received: {value!r}. Leave it out for the default."
-        )
+        raise InputError(f"{method} needs {parameter}=True or False. Received: {value!r}. Omit it for the default.")
     return value
 
 
 def validate_ratio(method: str, ratio: float) -> float:
     """Returns a ratio in (0, 1]; raises `InputError` with the method's name for anything else."""
     if not is_number(ratio) or not 0 < ratio <= 1:
-        raise InputError(f"{method} needs a ratio in (0, 1]. Received: {ratio!r}. Write, say, {method}(ratio=0.01).")
+        raise InputError(
+            f"{method} needs a ratio in (0, 1]. Received: {ratio!r}. For example, use {method}(ratio=0.01)."
+        )
     return float(ratio)
 
 
@@ -41,7 +41,7 @@ def validate_positive(method: str, parameter: str, value: float) -> float:
     """Returns a finite number above 0; raises `InputError` with the names of method and parameter for anything else."""
     if not is_number(value) or not 0 < value < math.inf:
         raise InputError(
-            f"{method} needs a finite {parameter} above 0. Received: {value!r}. Write, say, {parameter}=2.5."
+            f"{method} needs a finite {parameter} above 0. Received: {value!r}. For example, use {parameter}=2.5."
         )
     return float(value)
 
@@ -53,7 +53,7 @@ def selection_size(ratio: float, size: int) -> int:
 
 def run_with_xla(function: Callable[..., Any], *args: int | tf.Tensor) -> Any:
     """Calls a function of ints and tensors, compiled by XLA once for each combination of ints and shapes."""
-    # A `tf.function` for each, because TensorFlow warns about one that is traced often.
+    # One `tf.function` for each combination, because TensorFlow warns about a function that is retraced often.
     return _compiled(function, *(arg if isinstance(arg, int) else tuple(arg.shape) for arg in args))(*args)
 
 

@@ -1,6 +1,6 @@
-"""Bit packing: 8 signs per byte, 4 ternary values, or 2 numbers of 4 bits.
+"""Bit packing: a byte stores 8 signs, 4 ternary values, or 2 numbers of 4 bits.
 
-A 5-bit number is stored as one of 4 bits and one of 1. A byte holds 8 / w numbers of w bits: one from each of 8 / w
+A 5-bit number is stored as a 4-bit number and a bit. A byte holds 8 / w numbers of w bits: one from each of 8 / w
 equal pieces of the vector rather than neighbors, so packing and unpacking are operations on whole pieces.
 """
 
@@ -42,7 +42,7 @@ def _widths(bits: int) -> list[tuple[int, int]]:
 
 
 def _quarters(numbers: tf.Tensor) -> list[tf.Tensor]:
-    """Splits numbers into four pieces through a reduction to words, which XLA computes once instead of once per width."""
+    """Splits numbers into four pieces by a reduction to words, which XLA computes once instead of once per width."""
     shifts = tf.constant([0, 8, 16, 24], tf.uint32)
     parts = tf.cast(tf.reshape(numbers, [4, -1]), tf.uint32)
     words = tf.reduce_sum(tf.bitwise.left_shift(parts, shifts[:, None]), axis=0)
@@ -51,7 +51,7 @@ def _quarters(numbers: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _join(quarters: Sequence[tf.Tensor], width: int, low: int) -> list[tf.Tensor]:
-    """Packs `width` bits of the numbers: byte i contains those of number i of every piece."""
+    """Packs `width` bits of each number: byte i contains the bits of element i of every piece."""
     parts = 8 // width
     pieces = [piece for quarter in quarters for piece in tf.split(quarter, max(1, parts // 4))]
     groups = len(pieces) // parts
@@ -66,7 +66,7 @@ def _join(quarters: Sequence[tf.Tensor], width: int, low: int) -> list[tf.Tensor
 
 
 def _unpack(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
-    """Returns as many equal pieces as a byte holds numbers of the smallest width."""
+    """Returns equal pieces, as many as the numbers of the smallest width in a byte."""
     widths = _widths(bits)
     count = 8 // widths[-1][0]
     planes = tf.split(packed, [size * width // 8 for width, _ in widths])

@@ -18,7 +18,7 @@ from tfdist.gradients.compression.reducers import CodecReducer
 from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, SparseRows, Sum
 from tfdist.reporting.warn_once import warn_once
 
-# name -> module of this package and class in it; `none` is the exact sum.
+# name -> module of this package and class in it; `none`, the exact sum, is not listed.
 METHODS = {
     "fp16": "casts:FP16",
     "bf16": "casts:BF16",
@@ -54,7 +54,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         if self.after < 1:
-            raise InputError(f"--compression=auto chooses after at least 1 step. Received: after={self.after}.")
+            raise InputError(f"--compression=auto chooses methods after at least 1 step. Received: after={self.after}.")
         check(self.allow)
 
     @property
@@ -94,16 +94,16 @@ def create(methods: Sequence[Spec]) -> Reducer:
         if combine is None or not isinstance(second, Codec):
             raise InputError(
                 "A | combines a method that sends values, such as topk or powersgd, with one that encodes values, such "
-                f"as fp16. Received: {'|'.join(map(str, methods))}. Leave out |{spec}."
+                f"as fp16. Received: {'|'.join(map(str, methods))}. Remove |{spec}."
             )
         first = combine(second)
     reducer = CodecReducer(first) if isinstance(first, Codec) else first
     if feedback and feedback[-1] and reducer.remembers:
-        raise InputError(f"{methods[0].name} has its own error feedback. Received: {methods[0]}. Leave out feedback.")
+        raise InputError(f"{methods[0].name} has its own error feedback. Received: {methods[0]}. Remove feedback.")
     if reducer.experimental:
         text = "|".join(map(str, methods))
         warn_once(
-            f"Compression by {text} is experimental: it has not been shown both to learn and to save time on any link."
+            f"Compression by {text} is experimental: it has not been shown both to train well and to save time on any link."
         )
     has_feedback = feedback[-1] if feedback else reducer.biased
     return ErrorFeedback(reducer) if has_feedback else reducer
@@ -180,7 +180,7 @@ def _create_method(spec: Spec) -> Codec | Reducer:
     if ":" in spec.name:
         method = call(load_object(spec.name), spec)
         if not isinstance(method, Codec | Reducer):
-            raise InputError(f"--compression={spec} must make a Codec or a Reducer. Received: {type(method).__name__}.")
+            raise InputError(f"--compression={spec} must create a Codec or Reducer. Received: {type(method).__name__}.")
         return method
     if spec.name not in METHODS:
         raise InputError(f"--compression={spec.name} is not known.{nearest(spec.name, ('auto', 'none', *METHODS))}")

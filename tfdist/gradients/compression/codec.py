@@ -18,8 +18,8 @@ class Codec(abc.ABC):
     """Encodes a float32 vector in fewer bytes. Immutable; parameters are validated in the constructor.
 
     `encode` and `decode` are pure functions of tensors. Each replica's code is sent to all others, which decode it;
-    codes are never summed. `CodecReducer` turns a codec into a reducer. A method whose values another codec can
-    encode, such as sparse values or the factors of a matrix, has a method `then(codec)`, which returns the combination.
+    codes are never summed. `CodecReducer` turns a codec into a reducer. If another codec can encode the values
+    that are sent, such as sparse values or factors of a matrix, `then(codec)` returns the combination.
 
     Attributes:
       biased: whether the expected value of decode(encode(x)) differs from x; error feedback is then on by default.
@@ -53,7 +53,7 @@ class Codec(abc.ABC):
         """Returns the vector [size] float32 that a code represents."""
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns a scalar float32 that is finite if and only if x and the decoded x are; 4 bytes sent with the code.
+        """Returns a scalar float32, sent with the code, that is finite if and only if x and the decoded x are.
 
         Args:
           x: as for `encode`.
@@ -72,7 +72,7 @@ class Codec(abc.ABC):
         return functools.reduce(operator.add, (self.decode([part[rank] for part in codes], size) for rank in replicas))
 
 
-LARGEST_BLOCK = 2**20
+_MAX_BLOCK_SIZE = 2**20
 
 
 class Blockwise(Codec):
@@ -81,18 +81,18 @@ class Blockwise(Codec):
     bits: int
 
     def __init__(self, name: str, block: int):
-        self._block = validate_integer(name, "block", block, 8, LARGEST_BLOCK, multiple=8)
+        self._block = validate_integer(name, "block", block, 8, _MAX_BLOCK_SIZE, multiple=8)
 
     @abc.abstractmethod
     def encode_rows(self, rows: tf.Tensor, noise: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Encodes blocks [m, k] float32 as scales [m] float32 and numbers [m, k] uint8 below 2**bits.
 
-        `noise` has numbers of the blocks' shape in (-1/2, 1/2) if the codec is randomized.
+        `noise` has the shape of the blocks and values in (-1/2, 1/2); it is None unless the codec is randomized.
         """
 
     @abc.abstractmethod
     def decode_elements(self, numbers: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
-        """Decodes numbers [j] uint8, elements of any blocks, given the scales [j] of their blocks."""
+        """Decodes numbers [j] uint8 of any blocks, given the scale of each number's block, [j] float32."""
 
     def block_shapes(self, size: int) -> list[tuple[int, int]]:
         """Returns the shape of the full blocks, as rows, and of the remaining elements, as one row."""
@@ -117,10 +117,10 @@ class Blockwise(Codec):
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         """See base class. Sums piece by piece, because XLA compiles each piece to one loop."""
         pieces = [self._pieces([part[rank] for part in codes], size) for rank in range(codes[0].shape[0])]
-        return tf.concat([functools.reduce(operator.add, of_ranks) for of_ranks in zip(*pieces, strict=True)], axis=0)
+        return tf.concat([functools.reduce(operator.add, parts) for parts in zip(*pieces, strict=True)], axis=0)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class. The scales of a block are finite if and only if the block is."""
+        """See base class. The scale of a block is finite if and only if the block is."""
         return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in code[::2]])
 
     def _pieces(self, code: Sequence[tf.Tensor], size: int) -> list[tf.Tensor]:

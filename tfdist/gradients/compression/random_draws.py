@@ -1,4 +1,4 @@
-"""Counter-based random numbers, random signs, rounding and orthonormalization; results are equal on every replica."""
+"""Draws random numbers and signs, rounds, and orthonormalizes, with equal results on every replica."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 def rounding_noise(seed: tf.Tensor, size: int, start: int = 0) -> tf.Tensor:
     """Returns [size] float32, uniform and symmetric in the open interval (-1/2, 1/2).
 
-    These are the values from `start` on in the sequence of the seed, [2] int32.
+    These are the values from position `start` of the sequence of the seed, [2] int32.
     """
     words = tf.bitcast(seed, tf.uint32)
     random_bits = _mix(tf.bitcast(tf.range(start, start + size), tf.uint32) + words[0], words[1])
@@ -89,7 +89,7 @@ def normalize_rows(rows: tf.Tensor) -> tf.Tensor:
 
 
 def round_to_uint8(y: tf.Tensor, low: int, high: int, noise: tf.Tensor | None = None) -> tf.Tensor:
-    """Rounds numbers to integers and subtracts the lowest.
+    """Rounds numbers to integers and subtracts `low`.
 
     Args:
       y: float32, in [low, high] up to rounding.

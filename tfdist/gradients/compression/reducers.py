@@ -1,6 +1,6 @@
-"""Reducers that send separate messages for each vector, as codes or with numbers that are drawn for each call.
+"""Reducers that send separate messages for each tensor, such as the codes of a codec.
 
-Codes travel as packed bytes; XLA compiles encoding and decoding where that is faster.
+Codes are sent as packed bytes. XLA compiles encoding and decoding where that is faster.
 """
 
 import dataclasses
@@ -161,7 +161,7 @@ def reshape_like(vector: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def seed_of(name: str, draws: Any, rank: Any) -> tf.Tensor:
-    """Returns a seed [2] int32 for stateless random operations, from a message name, a number of draws and a rank."""
+    """Returns a seed [2] int32 for stateless random operations, from a message name, a count of draws and a rank."""
     key = zlib.crc32(name.encode()) & 0x7FFFFFFF
     return fold_in(fold_in(tf.constant([key, key ^ 0x5BD1E995], tf.int32), draws), rank)
 
@@ -177,12 +177,12 @@ class Vectorwise(Reducer):
     A subclass defines `sum_vector`, or `vector_state` and `reduce_vector` if it has a state of its own.
 
     Attributes:
-      randomized: whether each call draws different numbers.
-      draws_alike: whether draws are equal on all replicas.
+      randomized: whether each call draws different random numbers.
+      has_equal_draws: whether the random numbers are equal on all replicas.
     """
 
     randomized: bool = False
-    draws_alike: bool = True
+    has_equal_draws: bool = True
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         return [state for spec in specs for state in self.vector_state(spec)]
@@ -204,9 +204,9 @@ class Vectorwise(Reducer):
         return result
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """Returns the state for one tensor, by default the number of draws if the reducer is randomized.
+        """Returns the state for one tensor, by default the number of previous draws if the reducer is randomized.
 
-        The number of states must not depend on the tensor.
+        Every tensor must have the same number of states.
         """
         return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)] if self.randomized else []
 
@@ -217,7 +217,7 @@ class Vectorwise(Reducer):
 
         The state is in the order of `vector_state`; `totals` and `sent` are [n] float32.
         """
-        rank = 0 if self.draws_alike else collectives.rank
+        rank = 0 if self.has_equal_draws else collectives.rank
         seed = seed_of(name, state[0], rank) if state else tf.zeros([2], tf.int32)
         total, sent, witness = self.sum_vector(x, seed, collectives, name=name)
         return ReductionResult([total], [sent], [draws + 1 for draws in state], [witness])
@@ -225,12 +225,12 @@ class Vectorwise(Reducer):
     def sum_vector(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Sums a vector over replicas, given a seed, [2] int32; returns total, sent and witness of `reduce_vector`."""
+        """Sums a vector over replicas, given a seed, [2] int32; returns the total, the sent vector and the witness."""
         raise NotImplementedError
 
 
 # TensorFlow slices without a copy at multiples of this many float32 elements.
-_GRAIN = 16
+_ALIGNMENT = 16
 
 
 class CodecReducer(Vectorwise):
@@ -238,8 +238,8 @@ class CodecReducer(Vectorwise):
 
     The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.
 
-    If sums may be encoded again, this is a reduce-scatter where that sends less: for more than 2 replicas, with a native
-    all-to-all. Each replica sums one share of the vector and encodes the sum for the others, which sends 2 c (N - 1) / N,
+    If sums may be encoded again, a reduce-scatter is used where it sends less: for more than 2 replicas, with a native
+    all-to-all. Each replica sums one part of the vector and encodes the sum for the others, which sends 2 c (N - 1) / N,
     like a ring all-reduce. The second coding error is attributed to the replica that encoded the sum, so error feedback
     loses nothing.
 
@@ -247,7 +247,7 @@ class CodecReducer(Vectorwise):
       coder: packs and decodes the codes.
     """
 
-    draws_alike = False
+    has_equal_draws = False
 
     def __init__(self, codec: Codec):
         self._codec = codec
@@ -260,28 +260,28 @@ class CodecReducer(Vectorwise):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         size, wire = x.shape[0], collectives.wire
         if self._codec.recodes and collectives.size > 2 and wire.native_all_to_all:
-            return self._sum_shares(x, seed, collectives, name)
+            return self._reduce_scatter(x, seed, collectives, name)
         packed = self.coder.encode(x, seed, wire)
         [codes] = collectives.all_gather([packed], name=name)
         total, checks = self.coder.sum(codes, collectives.size, size, wire)
         return total, self.coder.sum(packed, 1, size, wire)[0], checks
 
-    def _sum_shares(
+    def _reduce_scatter(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         size, replicas, wire, coder = x.shape[0], collectives.size, collectives.wire, self.coder
-        share = -(-size // (replicas * _GRAIN)) * _GRAIN
-        shares = tf.reshape(tf.pad(x, [[0, replicas * share - size]]), [replicas, share])
-        packed = [coder.encode(shares[rank], fold_in(seed, rank), wire) for rank in range(replicas)]
+        part_size = -(-size // (replicas * _ALIGNMENT)) * _ALIGNMENT
+        parts = tf.reshape(tf.pad(x, [[0, replicas * part_size - size]]), [replicas, part_size])
+        packed = [coder.encode(parts[rank], fold_in(seed, rank), wire) for rank in range(replicas)]
         [rank_codes] = collectives.all_to_all([tf.concat(packed, axis=0)], name=f"{name}/shares")
-        total, checks = coder.sum(rank_codes, replicas, share, wire)
+        total, checks = coder.sum(rank_codes, replicas, part_size, wire)
         # NaN if a replica's vector is not finite, so the check of the second encoding fails as well.
         total *= tf.where(tf.reduce_all(tf.math.is_finite(checks)), 1.0, float("nan"))
         total_code = coder.encode(total, fold_in(seed, replicas), wire)
         [total_codes] = collectives.all_gather([total_code], name=f"{name}/sums")
         sums = tf.reshape(total_codes, [replicas, -1])
-        totals, checks = zip(*(coder.sum(sums[rank], 1, share, wire) for rank in range(replicas)), strict=True)
-        second_error = coder.sum(total_code, 1, share, wire)[0] - total
+        totals, checks = zip(*(coder.sum(sums[rank], 1, part_size, wire) for rank in range(replicas)), strict=True)
+        second_error = coder.sum(total_code, 1, part_size, wire)[0] - total
         owner = tf.one_hot(collectives.rank, replicas, dtype=tf.float32)
-        sent = [coder.sum(packed[rank], 1, share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
+        sent = [coder.sum(packed[rank], 1, part_size, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
         return tf.concat(totals, axis=0)[:size], tf.concat(sent, axis=0)[:size], tf.concat(checks, axis=0)

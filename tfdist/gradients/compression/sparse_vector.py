@@ -1,4 +1,4 @@
-"""Sparse vectors of (index, value) pairs, selection of the largest magnitudes, and row reductions."""
+"""Selects the elements of the largest magnitudes, sums sparse vectors, and reduces the rows of matrices."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ _MIN_WIDTH = 16
 def peaks(rows: tf.Tensor) -> tf.Tensor:
     """Returns the largest magnitude [m] of each row of `rows`, [m, k] float32, k at least 1.
 
-    It is finite if and only if the row is: NaN if a row has one, else inf if it has one.
+    It is finite if and only if the row is: NaN if the row contains NaN, else inf if it contains inf.
     """
     return tf.bitcast(_reduce_rows(magnitudes(rows), tf.maximum, tf.reduce_max), tf.float32)
 
@@ -52,12 +52,12 @@ class SparseVector(NamedTuple):
 
 
 def magnitudes(x: tf.Tensor) -> tf.Tensor:
-    """Returns the bits of |x| as int32, which have the order of |x|, NaNs above; denormals are not flushed to zero."""
+    """Returns the bits of |x| as int32, which are ordered like |x|, with NaN above inf, and keep denormals."""
     return tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), 0x7FFFFFFF)
 
 
 def top_k(x: tf.Tensor, k: int | tf.Tensor) -> SparseVector:
-    """Returns the k largest |x| of x [n] float32, in any order; some 50 ns per element for large n."""
+    """Returns the k largest |x| of x [n] float32, in any order; takes about 50 ns per element for large n."""
     indices = tf.math.top_k(magnitudes(x), k, sorted=False).indices
     return SparseVector(indices, tf.gather(x, indices))
 
@@ -69,7 +69,7 @@ def select_by_threshold(x: tf.Tensor, threshold: int | tf.Tensor) -> SparseVecto
         return SparseVector(tf.cast(positions, tf.int32), tf.gather(x, positions))
     if x.shape[0] % _ROW_SIZE:
         x = tf.pad(x, [[0, -x.shape[0] % _ROW_SIZE]])
-    # A search for rows with such an element comes first: the search for elements is slower.
+    # Searches for rows with such an element first, because a search for elements is slower.
     row_indices = tf.where(run_with_xla(_rows_above, x, tf.convert_to_tensor(threshold)))[:, 0]
     candidates = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW_SIZE]), row_indices), [-1])
     positions = tf.where(magnitudes(candidates) >= threshold)[:, 0]
@@ -80,21 +80,21 @@ def select_by_threshold(x: tf.Tensor, threshold: int | tf.Tensor) -> SparseVecto
 
 
 def sample_size(ratio: float) -> int:
-    """Returns the size of a sample that contains about 256 of the largest elements, `ratio` of all; 8192 to 65536."""
+    """Returns the size, from 8192 to 65536, of a sample with about 256 of the largest elements, `ratio` of all."""
     return min(65536, max(8192, round(256 / ratio)))
 
 
 def sampled_top_k(x: tf.Tensor, k: int | tf.Tensor, seed: tf.Tensor, sample: int) -> SparseVector:
-    """Returns the k largest |x|, with high probability, in 2 ns per element.
+    """Returns the k largest |x|, with high probability; takes 2 ns per element.
 
     A threshold is taken from a random sample, three standard deviations below its expected value, and the largest
-    elements are selected among those that reach it. If fewer than k do, only those are returned. Zeros are left out.
+    elements are selected among those that reach it. If fewer than k do, only these are returned. Zeros are omitted.
 
     Args:
       x: [n] float32, n static.
       k: number of elements, at most n.
       seed: [2] int32.
-      sample: size of the sample; vectors of up to four times that size are searched completely, by `top_k`.
+      sample: size of the sample; `top_k` searches vectors of up to four times this size.
     """
     size = x.shape[0]
     if size <= 4 * sample:
@@ -156,7 +156,7 @@ def _add_sparse(total: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.T
     return tf.tensor_scatter_nd_add(total, positions[:, None], summands)
 
 
-def exchange(
+def sum_sparse(
     indices: tf.Tensor, values: tf.Tensor, check: tf.Tensor, size: int, collectives: Collectives, *, name: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums sparse vectors over the replicas; the number of entries may differ between replicas.
@@ -170,7 +170,7 @@ def exchange(
       check: scalar float32, sent to all replicas.
       size: length of the vectors.
       collectives: collectives of the replica.
-      name: names the message.
+      name: name of the message.
 
     Returns:
       The sum over replicas, [size] float32, bitwise equal on all; and the check of each replica, [replicas] float32.

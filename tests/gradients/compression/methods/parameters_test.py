@@ -51,7 +51,7 @@ REFUSED = [
     *(("sketch", {"columns": columns}, "sketch .*Received: ") for columns in (0, 1.5, "a", True)),
     *(("sketch", {"columns": 9, **more}, "sketch .*Received: ") for more in ({"rows": 0}, {"k": 10}, {"k": 0})),
     *(
-        ("terngrad", {"clip": clip}, r"terngrad needs a finite clip above 0\. Received: .*Write, say, clip=")
+        ("terngrad", {"clip": clip}, r"terngrad needs a finite clip above 0\. Received: .*For example, use clip=")
         for clip in (0, -1.0, math.inf, math.nan, True, "2.5")
     ),
     *(

@@ -9,7 +9,7 @@ from tfdist.gradients.compression.sparse_vector import peaks
 
 
 class _Cast(Codec):
-    """Sends each element in a dtype of 2 bytes, rounded to the nearest, ties to even; sums in float32."""
+    """Sends each element in a 2-byte dtype, rounded to the nearest, ties to even. Sums in float32."""
 
     # The rounding error is relative to each element: small ones are not lost, as they are with a common scale.
     biased = False

@@ -27,7 +27,7 @@ class PowerSGD(Reducer):
     approaches the strongest directions over the steps. A column that the matrices do not need, because they are zero or
     of lower rank, is zero in P and is redrawn at random in Q, from a seed that all replicas share.
 
-    A replica's contribution to the total is P P^T X, a projection of its X, and error feedback stores the component that
+    A replica's contribution to the total is P P^T X, a projection of its X. Error feedback stores the component that
     is orthogonal to P. The authors' code stores X - total / N instead. Its sum over replicas, and therefore the total, is
     the same, but the differences between replicas are neither sent nor discarded, and grow as a random walk.
 
@@ -48,7 +48,9 @@ class PowerSGD(Reducer):
     def __init__(self, *, rank: int = 4):
         """Sets `rank`, the number of columns of the factors, at least 1."""
         if not is_integer(rank) or rank < 1:
-            raise InputError(f"powersgd needs an integer rank of at least 1. Received: {rank!r}. Write, say, rank=4.")
+            raise InputError(
+                f"powersgd needs an integer rank of at least 1. Received: {rank!r}. Use rank=4, for example."
+            )
         self._rank = int(rank)
         self._factors: Reducer = Bucketed(Sum())
 
@@ -67,7 +69,7 @@ class PowerSGD(Reducer):
         return factors >= size * columns * spec.dtype.size
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class. Returns the state of each matrix, Q as rows, then those of the two messages."""
+        """See base class. Returns the state of each matrix, Q as rows, then the states of the two messages."""
         factor_states = [self._factor_state(spec) for spec in specs if not self.is_exact(spec)]
         return factor_states + [state for message in self._messages(specs) for state in self._factors.state(message)]
 
@@ -91,7 +93,7 @@ class PowerSGD(Reducer):
         second_message = [run_with_xla(tf.matmul, p, x) for p, x in zip(ps, xs, strict=True)]
         second = self._factors.reduce(second_message, second_state, collectives, name=f"{name}/q")
 
-        next_qs = [self._next(q, label) for q, label in zip(second.totals, names, strict=True)]
+        next_qs = [self._next_q(*pair) for pair in zip(second.totals, names, strict=True)]
         results: list[list[tf.Tensor]] = []
         for p_results, qs in ((first.totals, second.totals), (first.sent, second.sent)):
             lossy = [
@@ -122,7 +124,7 @@ class PowerSGD(Reducer):
         initial = np.random.default_rng(zlib.crc32(spec.name.encode())).standard_normal(shape)
         return State(f"{spec.name}/q", shape, _compute_dtype(spec.dtype), per_replica=False, initial=initial)
 
-    def _next(self, q: tf.Tensor, name: str) -> tf.Tensor:
+    def _next_q(self, q: tf.Tensor, name: str) -> tf.Tensor:
         """Rescales Q's columns, whose norm is arbitrary, and redraws zero columns, which would stay zero forever."""
         is_used = tf.reduce_any(tf.not_equal(q, 0), axis=1, keepdims=True)
         drawn = tf.random.stateless_normal(q.shape, seed_of(name, 0, 0), dtype=q.dtype)

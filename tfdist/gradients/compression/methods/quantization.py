@@ -1,4 +1,4 @@
-"""Quantization: a few bits for each element, with scales per block, or a vote by signs."""
+"""Quantization: encodes each element in a few bits, with a scale per block, or as a vote with its sign."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ class Int8(_Levels):
 
         C(x)_i = s round(L x_i / s) / L,   s = max |x| of the block,   L = 2^(bits-1) - 1
 
-        |C(x)_i - x_i| <= s / 2L;  with `stochastic` twice that, and E C(x) = x
+        |C(x)_i - x_i| <= s / 2L;  with `stochastic`, at most s / L, and E C(x) = x
 
     Rounding to the nearest is biased, though only slightly at 8 bits: error feedback is on by default, and off with
     `stochastic`. At 8 bits a sum may be encoded again, so reduce-scatter can be used.
@@ -111,7 +111,7 @@ class TernGrad(_Levels):
     noise to all others; the paper's 2.5 is a good value. Clipping adds a bias, so error feedback is on by default with
     clipping, and off without it.
 
-    Cost: n / 4 bytes and 4, which each replica receives from N - 1 others. `int8(bits=2, stochastic=True)` is the same
+    Cost: n / 4 + 4 bytes, which each replica receives from N - 1 others. `int8(bits=2, stochastic=True)` is the same
     with a scale per block.
 
     Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017

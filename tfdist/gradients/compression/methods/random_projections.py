@@ -19,7 +19,7 @@ from tfdist.gradients.compression.sparse_vector import pad_entries, sample_size,
 
 
 class _Projection(Vectorwise):
-    """A projection to a fraction of the elements; the constructor is that of the subclasses."""
+    """A random projection to k values, a fraction of the elements; the subclasses have the same constructor."""
 
     randomized = True
     experimental = True
@@ -30,7 +30,7 @@ class _Projection(Vectorwise):
 
         Args:
           ratio: k/n, in (0, 1].
-          unbiased: whether C(x) is unbiased, see above.
+          unbiased: whether C(x) is unbiased.
         """
         self._ratio = validate_ratio(self.name, ratio)
         self._unbiased = validate_flag(self.name, "unbiased", unbiased)
@@ -55,12 +55,12 @@ class RandomK(_Projection):
         C(x)_i = x_i if i is drawn, else 0;   E |x - C(x)|^2 = (1 - k/n) |x|^2
 
     The vector is split into k parts of nearly equal length b, and one element of each is drawn: k distinct elements at
-    the cost of k random numbers. The seed is derived from the message's name and a number of draws, so indices need not
-    be sent.
+    the cost of k random numbers. The seed is derived from the message's name and the number of previous draws, so indices
+    need not be sent.
 
     By default the values are sent unscaled and error feedback stores the others: over about n/k steps everything is
     sent. With `unbiased=True` each is multiplied by its b, so that E C(x) = x and no feedback is needed, but then E |x
-    - C(x)|^2 = (n/k - 1) |x|^2: at ratio=0.01 a noise ten times as large as the gradient.
+    - C(x)|^2 = (n/k - 1) |x|^2: at ratio=0.01, the noise is ten times as large as the gradient.
 
     Cost: 4 (k + 1) bytes, all-reduced (the 1 shows whether the tensor was finite, even where it is not drawn).
     Experimental: at the same cost it trains less well than methods that look at the gradient.
@@ -128,14 +128,14 @@ def _back_project(size: int, unbiased: int, y: tf.Tensor, bits: tf.Tensor) -> tf
 
 
 class Sketch(Vectorwise):
-    """Finds the k elements that are largest in the sum over replicas, and sums those exactly.
+    """Finds the k elements that are largest in the sum over replicas, and sums only these, exactly.
 
         T_r,j = sum over replicas and over i with h_r(i) = j of s_r(i) x_i     (`rows` tables of `columns`, all-reduced)
         estimate_i = median over r of s_r(i) T_r,h_r(i);   C(x)_i = x_i if |estimate_i| is among the k largest, else 0
 
     A sketch is linear, so the sum of sketches is the sketch of the sum: unlike topk, it finds an element that is large
     only in the sum, and the bytes sent do not grow with N. Each estimate has an error of about |x| / sqrt(columns).
-    Signs and hashes are redrawn at each step, the same on all replicas, from the message's name and a number of
+    Signs and hashes are redrawn at each step, the same on all replicas, from the message's name and the number of
     draws. h_r splits the vector into blocks of `columns` elements and rotates each by a random offset, so two elements
     collide with a probability of at most 1 / columns.
 

@@ -21,13 +21,13 @@ from tfdist.gradients.compression.random_draws import fold_in
 from tfdist.gradients.compression.reducers import Vectorwise, finiteness_flag, seed_of
 from tfdist.gradients.compression.sparse_vector import (
     SparseVector,
-    exchange,
     magnitudes,
     pad_entries,
     peaks,
     sample_size,
     sampled_top_k,
     select_by_threshold,
+    sum_sparse,
     to_dense,
     top_k,
 )
@@ -39,10 +39,10 @@ class TopK(Codec):
 
         C(x)_i = x_i if |x_i| is among the k largest, else 0;   |x - C(x)|^2 <= (1 - k/n) |x|^2
 
-    Cost: k float32 values and k int32 indices, 8 k bytes, which each replica receives from N - 1 others. Encoding is a
-    heap over all elements (`exact`) or a threshold from a random sample, then a search among the elements that reach it
+    Cost: k float32 values and k int32 indices, 8 k bytes, which each replica receives from N - 1 others. Encoding uses a
+    heap of all elements (`exact`), or a threshold from a random sample and a search among the elements that reach it
     (`sampled`: ten times faster, with the same result except for a few vectors in a thousand, where some entries stay
-    unused). n is below 2^31.
+    unused). n must be below 2^31.
 
     Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017 (arXiv:1704.05021); Stich et al.,
     Sparsified SGD with Memory, 2018 (arXiv:1809.07599).
@@ -59,10 +59,10 @@ class TopK(Codec):
           method: "exact" or "sampled".
         """
         if method not in ("exact", "sampled"):
-            raise InputError(f"topk knows the methods exact and sampled. Received: {method!r}. Write one of them.")
+            raise InputError(f"topk supports the methods exact and sampled. Received: {method!r}. Use one of these.")
         self._ratio = validate_ratio("topk", ratio)
         self._is_sampled = self.randomized = method == "sampled"
-        self._values: Codec = _Unchanged()
+        self._values: Codec = _Identity()
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
         """See base class. Returns indices, where negative ones mark unused entries, and the code of the values."""
@@ -90,7 +90,7 @@ class TopK(Codec):
         return tf.where(tf.math.is_finite(peak), self._values.check(tf.gather(x, tf.maximum(indices, 0)), values), peak)
 
     def then(self, codec: Codec) -> "TopK":
-        """Returns a copy that encodes the values by a codec. Cost: 4 k bytes of indices, and the code of k values."""
+        """Returns a copy that encodes the values with a codec. Cost: 4 k bytes of indices, and the code of k values."""
         result = copy.copy(self)
         result._values = codec
         result.randomized = self.randomized or codec.randomized
@@ -98,7 +98,7 @@ class TopK(Codec):
         return result
 
 
-class _Unchanged(Codec):
+class _Identity(Codec):
     """Sends values as they are."""
 
     biased = False
@@ -139,7 +139,7 @@ class Threshold(Vectorwise):
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         selection = select_by_threshold(x, self._bits)
-        total, checks = exchange(*selection, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
+        total, checks = sum_sparse(*selection, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
         return total, tf.where(magnitudes(x) >= self._bits, x, 0.0), checks
 
 
@@ -161,7 +161,7 @@ class DGC(Vectorwise):
     replica receives from N - 1 others; 8 n bytes of memory.
 
     Lin et al., Deep Gradient Compression, 2018 (arXiv:1712.01887); there the ratio is 0.001, and the warmup four epochs
-    from 0.25.
+    starting at 0.25.
     """
 
     keeps_shapes = True  # the norm, k and the state are per variable
@@ -187,11 +187,11 @@ class DGC(Vectorwise):
         """
         self._ratio, self._warmup_ratio = validate_ratio("dgc", ratio), validate_ratio("dgc", warmup_ratio)
         if not is_number(momentum) or not 0 <= momentum < 1:
-            raise InputError(f"dgc needs a momentum in [0, 1). Received: {momentum!r}. Write, say, momentum=0.9.")
+            raise InputError(f"dgc needs a momentum in [0, 1). Received: {momentum!r}. For example, use momentum=0.9.")
         validate_integer("dgc", "warmup_steps", warmup_steps, 0, 2**24)
         if warmup_steps and self._warmup_ratio < self._ratio:
             raise InputError(
-                f"dgc's ratio falls from warmup_ratio. Received: {warmup_ratio=}, {ratio=}. Raise warmup_ratio."
+                f"dgc needs a warmup_ratio of at least ratio. Received: {warmup_ratio=}, {ratio=}. Raise warmup_ratio."
             )
         self._momentum, self._warmup_steps = float(momentum), int(warmup_steps)
         self._clip_norm = None if clip_norm is None else validate_positive("dgc", "clip_norm", clip_norm)
@@ -212,7 +212,7 @@ class DGC(Vectorwise):
         selection = self._select_largest(candidate, seed_of(name, steps, collectives.rank), steps)
         # If k is static, so is the length of the message: the bytes sent are then known without a run.
         entries = selection if self._warmup_steps else pad_entries(selection, selection_size(self._ratio, x.shape[0]))
-        total, checks = exchange(*entries, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
+        total, checks = sum_sparse(*entries, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
         velocity, residual = _zero_at(velocity, selection.indices), _zero_at(candidate, selection.indices)
         new_state = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
         return ReductionResult([total], [candidate - residual], [*new_state, steps + 1], [checks])
