@@ -194,7 +194,10 @@ def test_code_that_a_checkpoint_alone_names_is_not_run(mirrored2, tmp_path, capl
     again = make(mirrored2)
     again.build(tfdist.data.ArraySource(DATA))
     assert again.resume(tmp_path) == 3
-    assert "had chosen a_stranger_s:Codec, which --compression no longer names: ignoring it." in caplog.text
+    assert (
+        "Ignoring a_stranger_s:Codec, which the previous run chose, because --compression no longer contains it."
+        in caplog.text
+    )
     again.fit(DATA, batch_size=16, steps=4)
     assert again.program.steps.overrides == {"sequential/dense_1/kernel": "fp16"}
 

@@ -53,7 +53,7 @@ ROWS = {
     "no data": ({"schedule": tfdist.Schedule(eval_every=2)}, ("eval_every=2 has no effect", "no data to evaluate")),
     "small gradients": (
         {"compression": "fp16"},
-        ("compression=fp16 compresses nothing", "compression_min_bytes=65536"),
+        ("compression=fp16 has no effect", "compression_min_bytes=65536"),
     ),
 }
 ORDINARY = {

@@ -43,15 +43,15 @@ def dependence_of(
     parts, has_listener = strategy.micro_batches or settings.micro_steps, listener() is not None
     # Batches have a static number of rows, which code may read.
     spec = tf.nest.map_structure(lambda x: x and tf.TensorSpec([1, *x.shape], x.dtype), tuple(element_spec))
-    is_callable = strategy.trains_whole_model and not strategy.layouts.shards_tensors
-    combines_rows = is_callable and strategy.can_train_locally and not settings.sync.exchanges_weights
+    has_whole_model = strategy.trains_whole_model and not strategy.layouts.shards_tensors
+    combines_rows = has_whole_model and strategy.can_train_locally and not settings.sync.exchanges_weights
     with strategy.in_use(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_KERAS_WARNING)  # repeated for the examples or the first step
         dependence = row_dependence(
             model,
             spec,
             is_divided=strategy.replicas * parts > 1 or has_listener,
-            is_callable=is_callable,
+            has_whole_model=has_whole_model,
             may_communicate=parts == 1 or combines_rows,
         )
     if combines_rows and (dependence.reasons or communicates(dependence.calls)):

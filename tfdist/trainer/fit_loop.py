@@ -231,7 +231,7 @@ class FitLoop:
         if data_warnings is None:
             options = program.settings, program.dependence
             data_warnings = check_examples(self._strategy, self._model, self._source, self._test, *options)
-        if program.metrics.count_all_rows:
+        if program.metrics.replicas_see_all_rows:
             reason, plan = program.dependence.reasons[0], program.dependence.communication
             log_dependence(self._model, "A step", reason, plan, self._strategy)
         eval_every, seed = self._schedule.eval_every, program.settings.seed
@@ -244,7 +244,7 @@ class FitLoop:
         self._reporting.reporter.start(self._plan(first))
         self._progress_file.note(state.step)
         self._program.steps.end = self._end
-        self._program.drain()  # discards the values of earlier calls in metrics of layers
+        self._program.read_and_reset_metrics()  # discards the values of earlier calls in metrics of layers
         state.callbacks.start(self._callbacks.of_process, self._model.optimizer)
         self._callbacks.on_train_begin()
         state.callbacks.after_train_begin()
@@ -391,7 +391,7 @@ class FitLoop:
             self._reporting.ledger.write(*entry)
         self._reporting.ledger.write_updates(result.updates)
         state.step += count
-        state.progress.add(losses, is_counted, self._program.drain(), self._program.metrics.kept)
+        state.progress.add(losses, is_counted, self._program.read_and_reset_metrics(), self._program.metrics.kept)
         initial = state.progress.divergence.add(losses[is_counted], self._batch_size)
         if initial is not None and self._strategy.is_chief:
             warn_once(running_metrics.describe(state.step, float(losses[-1]), initial))
@@ -410,7 +410,7 @@ class FitLoop:
     def _raise_not_finite(self, result: LoopResult, losses: np.ndarray, is_counted: np.ndarray) -> NoReturn:
         state, program = self._state, self._program
         state.step += len(losses) - 1
-        state.progress.add(losses[:-1], is_counted[:-1], program.drain(), program.metrics.kept)
+        state.progress.add(losses[:-1], is_counted[:-1], program.read_and_reset_metrics(), program.metrics.kept)
         first, variables = self._position.examples_before(state.step), self._model.trainable_variables
         locations = locate_nonfinite(self._source, self._batch_size, program.settings.seed, first)
         raise not_finite_error(state.step, losses[-1], result, variables, program.store.loss_scale, locations)

@@ -131,7 +131,7 @@ class Program:
       store: state of the steps other than weights and optimizer state.
       steps: compiled training loops and probe steps.
       metrics: recorded metrics of the model.
-      drain: see `tfdist.step.metrics.make_drain`.
+      read_and_reset_metrics: see `tfdist.step.metrics.compile_read_and_reset`.
       statistics: context in which moving statistics are averaged over replicas.
       averaged_weights: context in which the model has the moving average of its weights, if there is one.
       evaluator: evaluates the model.
@@ -181,8 +181,8 @@ class Program:
         for variable in self.metrics.variables:
             if not strategy.adoption.owns(variable):  # replicas would share it, and their sum would be too large
                 keras_internals.recreate_variable(variable, strategy.scope())
-        self.drain = metrics.make_drain(self.metrics, strategy)
-        self.evaluator = Evaluator(model, strategy, settings.seed, self.metrics, self.drain)
+        self.read_and_reset_metrics = metrics.compile_read_and_reset(self.metrics, strategy)
+        self.evaluator = Evaluator(model, strategy, settings.seed, self.metrics, self.read_and_reset_metrics)
         if strategy.replicas > 1:
             synchronize_layers(keras_internals.layers_of(model))
         check_micro_steps(model, strategy, settings.micro_steps)
@@ -216,7 +216,7 @@ class Program:
 
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:
         """Returns the loss and the metrics over a data set at a step; see `Trainer.evaluate`."""
-        self.drain()  # discards the values of earlier calls in metrics of layers
+        self.read_and_reset_metrics()  # discards the values of earlier calls in metrics of layers
         with self.evaluated_weights(step), explain_reading_errors(examples), explain_mismatch(examples.element_spec):
             results = self.strategy.with_all_replicas(lambda: self.evaluator.evaluate(examples, batch_size))
         warn_about_evaluation(self.strategy, examples, results["loss"])
