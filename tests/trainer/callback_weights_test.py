@@ -65,7 +65,7 @@ def test_callbacks_that_would_save_the_weights_of_one_replica(sync, mirrored2, t
 
 
 def test_a_callback_that_swaps_the_average(single):
-    message = "already use the moving average of the weights.* Received: SwapEMAWeights. Leave"
+    message = "already use the moving average of the weights.* Received: SwapEMAWeights. Remove"
     with pytest.raises(InputError, match=message):
         fit(single, keras.callbacks.SwapEMAWeights(), ema=0.9)
     trainer = fit(single, keras.callbacks.Callback(), ema=0.9)
