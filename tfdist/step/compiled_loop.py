@@ -21,8 +21,7 @@ from tfdist.step.metrics import ModelMetrics, read_and_reset
 from tfdist.step.reduction import run_if
 from tfdist.step.step import Step
 
-# Returns the context in which the named part of a step is traced
-Tracing = Callable[[str], contextlib.AbstractContextManager[None]]
+Tracing = Callable[[str], contextlib.AbstractContextManager[None]]  # context for tracing a named part of a step
 
 
 def first_trace(strategy: Strategy) -> Tracing:
@@ -145,9 +144,8 @@ def not_finite_error(
     if scale is not None:
         return NotFiniteError(
             "The limit of consecutive skipped steps (--max_skipped_steps) was reached, because gradients were not "
-            f"finite. The last of these is step {step}, with a loss of {loss:g} and a loss scale of {scale:g}. The weights "
-            f"are those after the last step that was not skipped. "
-            f"{data_hint or 'Try a lower --learning_rate, or --precision=mixed_bfloat16.'}"
+            f"finite. The last is step {step}, with a loss of {loss:g} and a loss scale of {scale:g}. The weights are "
+            f"those of the last finite step. {data_hint or 'Try a lower --learning_rate, or --precision=mixed_bfloat16.'}"
         )
     are_finite = np.asarray(result.gradient_finite, bool)
     variable_paths = [v.path for v, is_finite in zip(variables, are_finite, strict=False) if not is_finite]

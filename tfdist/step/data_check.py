@@ -233,9 +233,8 @@ def _normalization_findings(labels: Labels) -> Iterator[Finding]:
         )
     if activation is not None and not from_logits and labels.activation == "linear":
         yield Finding(
-            f"The model ends without an activation, but {labels.loss} has from_logits=False and expects probabilities: "
-            f"the loss is not that of a classifier. Set from_logits=True in the loss, or activation='{activation}' in the last "
-            "layer."
+            f"The model ends without an activation, but {labels.loss} has from_logits=False and expects probabilities: the "
+            f"loss is wrong. Set from_logits=True in the loss, or activation='{activation}' in the last layer."
         )
 
 

@@ -38,9 +38,7 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 
 Weights = list[tf.Tensor]
-StepState = tuple[
-    Any, list[tf.Tensor]
-]  # a `PipelineState`, and the indices of the examples in batches that were read ahead
+StepState = tuple[Any, list[tf.Tensor]]  # a `PipelineState`, and the indices of examples that were read ahead
 
 
 class PendingMicroBatch(NamedTuple):

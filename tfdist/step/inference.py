@@ -30,16 +30,10 @@ class Evaluator:
     """Evaluates one model; caches compiled functions."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        seed: int,
-        metrics: ModelMetrics,
-        read_and_reset: Callable[[], list[np.ndarray]],
+        self, model: keras.Model, strategy: Strategy, seed: int, metrics: ModelMetrics, read_sums: Callable[[], Any]
     ):
-        """Initializes the evaluator; `read_and_reset` is the result of `compile_read_and_reset`."""
-        self._model, self._strategy, self._metrics = model, strategy, metrics
-        self._read_and_reset = read_and_reset
+        """Initializes the evaluator; `read_sums` is the result of `compile_read_and_reset`."""
+        self._model, self._strategy, self._metrics, self._read_sums = model, strategy, metrics, read_sums
         self._seed, self._seeds = seed, randomness.seed_states(model)
         if strategy.compiles_loops:
             self._run = tf.function(self._sum_on_device, autograph=False, reduce_retracing=True)
@@ -66,7 +60,7 @@ class Evaluator:
         is_short = data.size % batch_size > 0
         static_rows = batch_size if self._metrics.division == "whole" and not is_short else None
         sums = self._sum_batches(iterator, pipeline.steps, is_short, static_rows)
-        metric_sums, regularization = self._read_and_reset(), self._strategy.parts.regularization(self._model)
+        metric_sums, regularization = self._read_sums(), self._strategy.parts.regularization(self._model)
         results = {"loss": loss.evaluation_loss(self._model, sums, regularization)}
         results |= self._metrics.results(metric_sums) if metric_sums else {}
         names = [mean.name for mean in self._metrics.losses]
@@ -148,11 +142,9 @@ class Evaluator:
         result.assign()
         return result.values["sums"] / collectives.size
 
-    def _random_scope(
-        self, batch_index: tf.Tensor, replica: tf.Tensor | int
-    ) -> contextlib.AbstractContextManager[None]:
+    def _random_scope(self, batch: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
         size = self._strategy.collectives.size
-        return randomness.inference_random_scope(self._seeds, self._seed, batch_index, replica, size, "evaluate")
+        return randomness.inference_random_scope(self._seeds, self._seed, batch, replica, size, "evaluate")
 
 
 def compile_prediction(

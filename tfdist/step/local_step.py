@@ -63,8 +63,7 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
 def _merge_reports(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> LoopResult:
     """Merges the reports of all replicas with one all-reduce.
 
-    `report` has, for each step, [local replicas, 4] float64: the loss, the number of rows, whether
-    the step was finite, and whether the run may continue.
+    `report` has, for each step, [local replicas, 4] float64: loss, number of rows, is finite, may continue.
     """
     losses, rows, is_finite, may_continue = tf.unstack(report.values[0], axis=-1)  # each [steps, local replicas]
     applied_rows = rows * is_finite

@@ -168,7 +168,6 @@ def _quotient(mean: keras.metrics.Mean, total: np.ndarray, count: np.ndarray) ->
 
 
 def _to_python(value: Any) -> Any:
-    """Converts a value to a number or an array."""
     array = np.asarray(value)
     return array if array.ndim else array.item()
 

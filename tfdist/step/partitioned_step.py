@@ -1,8 +1,7 @@
 """Partitions a single-device step over all rows of a batch, for code that combines values of several rows.
 
 The step is traced for one device and emitted for each replica, with communication of the sums and rows of other replicas
-that its operations need; see `tfdist.row_semantics.partitioning`. If a step cannot be partitioned, each replica
-computes it for all rows.
+that its operations need; see `tfdist.row_semantics.partitioning`. Other steps are computed by each replica.
 """
 
 import logging

@@ -13,9 +13,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 
-_MAX_DRAWS = (
-    1 << 16
-)  # maximum number of draws of a generator per step and replica; more would overlap with other replicas
+_MAX_DRAWS = 1 << 16  # maximum number of draws of a generator per step and replica; more overlap with other replicas
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:

@@ -41,9 +41,7 @@ def check_own_gradients(optimizer: keras.Optimizer) -> None:
 def check_trainable(model: keras.Model) -> None:
     """Raises `InputError` for a built model without trainable variables."""
     if not full_model(model).trainable_variables:  # a stage may have none
-        raise InputError(
-            "Training requires a model with trainable variables. Received a model without trainable variables."
-        )
+        raise InputError("Training requires trainable variables. Received a model without trainable variables.")
 
 
 def unwrap_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:

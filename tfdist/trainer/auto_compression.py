@@ -34,19 +34,17 @@ class Link:
         total = 0.0
         for call in calls:
             ranks = len(call.ranks) if call.ranks else self.replicas
-            ring_factor = (ranks - 1) / ranks
-            factors = {"all_reduce": 2 * ring_factor, "send": 1}
-            factors |= {"all_to_all": ring_factor, "reduce_scatter": ring_factor}
+            ring = (ranks - 1) / ranks
+            factors = {"all_reduce": 2 * ring, "all_to_all": ring, "reduce_scatter": ring, "send": 1}
             total += call.payload_bytes * factors.get(call.operation, ranks - 1)
         return total
 
 
 def measure(strategy: Strategy) -> Link:
     """Measures the link with all-reduces of 4 KiB and 4 MiB; every process must call this function."""
-    times = {size: _message_seconds(strategy, size) for size in (SMALL_BYTES, LARGE_BYTES)}
+    latency, large_seconds = (_message_seconds(strategy, size) for size in (SMALL_BYTES, LARGE_BYTES))
     sent_bytes = 2 * (strategy.replicas - 1) / strategy.replicas * LARGE_BYTES
-    seconds = max(times[LARGE_BYTES] - times[SMALL_BYTES], 1e-6)
-    return Link(times[SMALL_BYTES], sent_bytes / seconds, strategy.replicas)
+    return Link(latency, sent_bytes / max(large_seconds - latency, 1e-6), strategy.replicas)
 
 
 def _message_seconds(strategy: Strategy, size: int) -> float:

@@ -100,9 +100,8 @@ def _describe_change(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str
     replicas = range(len(counts)) if len(counts) <= 8 else (medians.index(max(medians)), medians.index(min(medians)))
     changes = [f"{previous_counts[i]} to {counts[i]} for replica {i} ({1e3 * medians[i]:.3g} ms)" for i in replicas]
     return (
-        f"From step {step}, the rows of a batch are divided by the speed of the replicas: {', '.join(changes)}. The slowest "
-        f"replica is expected to take {1e3 * speeds.expected_seconds(counts):.3g} instead of {1e3 * max(medians):.3g} ms per "
-        "step."
+        f"From step {step}, the rows of a batch are divided by speed: {', '.join(changes)}. The slowest replica is expected to "
+        f"take {1e3 * speeds.expected_seconds(counts):.3g} instead of {1e3 * max(medians):.3g} ms per step."
     )
 
 

@@ -180,7 +180,7 @@ def _division_errors(dependence: RowDependence, replicas: int, parts: int) -> li
         return [
             "Where replicas cannot exchange rows (pipeline stages, tensor layouts, local training), a metric must be a sum "
             f"over rows and batches. Received: {name}, whose value is not the sum of its values for parts of the {coupling}, "
-            f"with {division}. Write a metric function so that it returns one value per row, and a Metric class so that its "
+            f"with {division}. Write a metric function so that it returns one value per row, or a Metric class so that its "
             "variables are sums over rows; or remove the metric."
             for name, coupling in metrics.items()
         ]
@@ -224,10 +224,7 @@ def warn_about_evaluation(strategy: Strategy, data: Examples, loss: float) -> No
 
 
 def locate_nonfinite(data: Examples, batch_size: int, seed: int, first_example: int) -> list[str]:
-    """Returns the locations of NaN or inf in the batch after `first_example` examples.
-
-    If the data has no random access, returns the locations in a sample of it.
-    """
+    """Returns where the batch after `first_example` examples, or a sample without random access, has NaN or inf."""
     source = data.sample
     if not isinstance(source, Source):
         return data_check.non_finite_locations(_sample(data))

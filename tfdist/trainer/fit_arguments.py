@@ -221,9 +221,7 @@ def evaluation_arguments(
 
 def _read_batches(batches: Iterator[Any], steps: int | None) -> Any:
     if steps is None:
-        raise InputError(
-            "A generator as validation data requires `validation_steps`. Received: a generator without it."
-        )
+        raise InputError("A generator requires `validation_steps`. Received: a generator without `validation_steps`.")
     batch_list = list(itertools.islice(batches, steps))
     if not batch_list:
         raise InputError("A data set must have examples. Received: an empty generator.")

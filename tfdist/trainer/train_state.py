@@ -18,9 +18,7 @@ MIN_GAIN = 0.05  # minimum saving for which the allocation changes, as a fractio
 _OBSERVATIONS = 3  # minimum number of observations of an allocation before it changes
 _MAX_OBSERVATIONS = 9  # maximum number of observations of an allocation
 _MAX_ALLOCATIONS = 4  # maximum number of allocations with observations
-_NEW_SPEED = (
-    1.3  # ratio of the medians of the last and the first observations from which the speed is considered changed
-)
+_NEW_SPEED = 1.3  # ratio of the medians of the last and first observations from which the speed has changed
 OBSERVED_STEPS = 10  # number of steps of an observation
 
 
@@ -185,9 +183,7 @@ class TrainState:
         self._batches: BatchSchedule | None = None  # schedule of an unfinished run
         self._position: StreamPosition | None = None  # position in the data at the end of the last run
         self._size: int | None = None  # number of examples per epoch of the last run
-        self.examples_read = (
-            0  # number of examples used by earlier runs of this process since it last resumed a checkpoint
-        )
+        self.examples_read = 0  # number of examples that earlier runs used in this process, since the last resume
 
     def batch_schedule(self, size: int, batch_size: int, parts: int, elastic_batch: str) -> BatchSchedule:
         """Returns the schedule with which training continues, without changing the state.
