@@ -78,7 +78,9 @@ def test_one_without_copies_is_not_assigned(make: Callable[[], keras.Model], mir
 
 def test_a_metric_has_none(mirrored2: tfdist.Strategy) -> None:
     model = tfdist.distribute(compiled(metrics=[CountingRows()]), mirrored2)
-    with pytest.raises(InputError, match="Received: rows with a tf.Variable, count. Create it with add_variable"):
+    with pytest.raises(
+        InputError, match="Received: rows with a tf.Variable, count. Create the variable with add_variable"
+    ):
         model.evaluate(X, Y, batch_size=6, verbose=0)
 
 

@@ -95,7 +95,7 @@ def test_compiled_replicas_are_for_the_trainer(mirrored2: tfdist.Strategy, monke
 ON_PROCESSES = {
     "horovod": {
         "other models": ("InputError: variable ", "differs: rank 0 has", "rank 1 has"),
-        "own share": ("InputError: Every process must read the same batches", "leave out sharding by rank"),
+        "own share": ("InputError: Every process must read the same batches", "remove sharding by rank"),
         "late order": (
             "InputError: Every process must read the same batches",
             " in batches 6 to 11 of fit",

@@ -18,9 +18,9 @@ REFUSED = {
     "activation": 'layer hidden: activation differs: rank 0 has "relu", rank 1 has "tanh"',
     "rate": 'optimizer sgd: learning_rate differs: rank 0 has "0.1',
     "width": "Model, loss and metrics must fit the data. Received: examples with x float32[2], y float32[1]; ValueError: ",
-    "freeze": "A trainer trains the variables that were trainable when it was built",
-    "state": "Layers of a pipeline must not compute with state that they assign in training, as one device would assign it "
-    "once in a step. Received: centering/center, with 2 micro-batches and 1 replica.",
+    "freeze": "A Trainer trains the variables that were trainable when it was built",
+    "state": "Layers of a pipeline must not compute with state that they assign in training, because one device would "
+    "assign it once per step. Received: centering/center, with 2 micro-batches and 1 replica.",
     "spectral": "Layers of a pipeline must not compute with state that they assign in training",
     "predict": f"{OF_ITS_STAGES}. Received: a call of predict of the model.",
     "call": f"{OF_ITS_STAGES}. Received: a read of a weight of another stage.",

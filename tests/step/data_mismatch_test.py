@@ -67,7 +67,7 @@ def test_a_label_that_is_no_class_says_the_range_without_the_batch_or_files_of_l
 
 def test_what_xla_cannot_compile_is_told_with_its_flag():
     fit(Printed(), keras.layers.Dense(2))
-    with pytest.raises(InputError, match="^jit_compile needs .*AsString"):
+    with pytest.raises(InputError, match="^jit_compile requires .*AsString"):
         fit(Printed(), keras.layers.Dense(2), jit_compile=True)
 
 

@@ -13,7 +13,7 @@ from tests.workers.delayed_loop import BATCH, FEATURES, PER_CALL, STEPS
 pytestmark = pytest.mark.processes
 
 BAD = 2  # the step whose batch has the row
-LEFT = "Without a flush, other stages are updated before that is known: the weights are those of"
+LEFT = "Without a flush, other stages are updated before this is known: the weights are those of"
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def test_a_stage_that_is_not_finite_is_named_with_what_others_did(place: str, fa
     """Gradients of one stage only are not finite: it was not updated, and the other one was until the end of the call."""
     for rank, outcomes in enumerate(found()):
         message, variables = outcomes[place]["message"], outcomes[place]["variables"]
-        said = f"Loss or gradients of stage {failed} are not finite. {LEFT} stage {failed} before step {BAD}, "
+        said = f"The loss or the gradients of stage {failed} are not finite. {LEFT} stage {failed} before step {BAD}, "
         assert said in message
         assert f"those of stage {1 - failed} before step {PER_CALL}. Resume from a checkpoint." in message
         assert ("root/scale" in message) is (rank == failed)

@@ -66,7 +66,11 @@ def test_sample_weights(mirrored2):
 @pytest.mark.parametrize(
     ("size", "batch_size", "message"),
     [
-        (13, 8, "The size of a data set to evaluate must be divisible .* 13 examples and 2 replicas. Leave some out."),
+        (
+            13,
+            8,
+            "the number of examples to evaluate must be divisible .* 13 examples and 2 replicas. Drop the remaining",
+        ),
         (12, 5, "^batch_size must be divisible .* Received: batch_size=5 and 2 replicas. Use 4 or 6."),
     ],
 )

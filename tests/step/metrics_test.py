@@ -40,11 +40,11 @@ def test_totals_of_calls_and_replicas(strategy, request):
     strategy = request.getfixturevalue(strategy)
     with strategy.scope():
         model = make_model()
-    drain = metrics.make_drain(metrics.ModelMetrics(model), strategy)
+    read_and_reset = metrics.compile_read_and_reset(metrics.ModelMetrics(model), strategy)
     totals = []
     for first, last in ((0, 4), (4, 16)):
         update(strategy, model, first, last)
-        totals = metrics.add_sums(totals, drain())
+        totals = metrics.add_sums(totals, read_and_reset())
     expected = make_model().evaluate(X, Y, sample_weight=WEIGHTS, batch_size=16, return_dict=True, verbose=0)
     expected.pop("loss")
     assert metrics.ModelMetrics(model).results(totals) == pytest.approx(expected, rel=1e-6)
@@ -54,7 +54,7 @@ def test_without_metrics_there_is_no_message(mirrored2, monkeypatch):
     with mirrored2.scope():
         model = make_model([])
     monkeypatch.setattr(mirrored2, "run", None)
-    assert metrics.make_drain(metrics.ModelMetrics(model), mirrored2)() == []
+    assert metrics.compile_read_and_reset(metrics.ModelMetrics(model), mirrored2)() == []
 
 
 def test_sums_on_the_host_lose_nothing():
@@ -86,8 +86,11 @@ class Own(keras.metrics.Metric):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"aggregation": "mean"}, "add up over replicas .* Received: own with own/value of aggregation='mean'"),
-        ({"resets": False}, "must set all of its variables to 0.* Received: own with own/value, which is kept"),
+        (
+            {"aggregation": "mean"},
+            "must be sums over replicas .* Received: own with own/value, which has aggregation='mean'",
+        ),
+        ({"resets": False}, "must set all of its variables to 0.* Received: own with own/value, which is not reset"),
     ],
 )
 def test_a_metric_that_is_no_sum_is_refused(options, message, single):

@@ -141,7 +141,7 @@ def test_micro_steps_of_it_have_no_effect(
     for strategy in (single, mirrored2):
         caplog.clear()
         assert not differences(used(PROGRAMS[program], strategy, use, accumulate_steps=2), alone)
-        assert "accumulate_steps=2 has no effect: a step of sequential takes all rows" in caplog.text
+        assert "accumulate_steps=2 has no effect: a step of sequential needs all rows" in caplog.text
 
 
 def test_it_is_not_compiled_by_xla(float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ def test_a_loss_of_all_rows_is_partitioned_and_refused_with_local_training(
     for of_mean, refusal, of_all_rows in running.outcomes("row_dependence", strategy, 2, tmp_path, seconds=200):
         for history, expected in zip((of_mean, of_all_rows), alone, strict=True):
             assert history == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
-        assert "A loss must be a mean over rows" in refusal and "the loss added by measured" in refusal
+        assert "a loss must be a mean over rows" in refusal and "the loss added by measured" in refusal
 
 
 @pytest.mark.parametrize(

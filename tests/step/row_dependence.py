@@ -16,7 +16,7 @@ def dependence(
         model,
         keras.tree.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), examples),
         is_divided=replicas * micro_steps > 1,
-        is_callable=may_be_called,
+        has_whole_model=may_be_called,
         may_communicate=micro_steps == 1,
     )
 

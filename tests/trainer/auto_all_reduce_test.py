@@ -12,7 +12,7 @@ from tfdist.checkpoint.format import Checkpoint
 from tfdist.config.all_reduce import MAX_MESSAGE_BYTES, AlgorithmTable, Band, parse_table
 from tfdist.trainer import auto_all_reduce, inspections
 from tfdist.trainer.auto_all_reduce import explain, fastest_algorithms, measure, sizes_up_to
-from tfdist.trainer.inspections import medians_of_slowest, time_in_turns
+from tfdist.trainer.inspections import medians_of_slowest, time_interleaved
 
 DATA = (
     np.random.default_rng(0).standard_normal((64, 20)).astype("float32"),
@@ -95,7 +95,7 @@ def test_calls_take_turns_and_a_round_takes_as_long_as_on_its_slowest_process(mo
     log = []
     monkeypatch.setattr(inspections, "seconds_of", lambda call: call() or 1.0)
     calls = {name: functools.partial(log.append, name) for name in ("a", "b")}
-    assert time_in_turns(calls, lambda: log.append("together"), 2) == {"a": [1.0] * 2, "b": [1.0] * 2}
+    assert time_interleaved(calls, lambda: log.append("together"), 2) == {"a": [1.0] * 2, "b": [1.0] * 2}
     assert log == ["together", "a", "together", "b", "together", "b", "together", "a"]
     of_processes = [{"a": [1.0, 9.0, 2.0], "b": [4.0]}, {"a": [3.0, 2.0, 2.5], "b": [3.0]}]
     assert medians_of_slowest(of_processes) == {"a": 3.0, "b": 4.0}

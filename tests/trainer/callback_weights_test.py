@@ -43,7 +43,7 @@ def test_callbacks_that_keep_the_best_weights(name, options, averages, request, 
         ),
         (best(tmp_path, save_best_only=True), SAVES, "Checkpoints"),
     ):
-        message = rf"evaluated with {averages}, which are averages. Received: {received}. Use {remedy}\(best="
+        message = rf"With {averages}, averages of weights are evaluated.* Received: {received}. Use {remedy}\(best="
         with pytest.raises(InputError, match=message):
             fit(strategy, callback, **options)
 
@@ -59,13 +59,13 @@ def test_callbacks_that_would_save_the_weights_of_one_replica(sync, mirrored2, t
         ),
     ):
         with pytest.raises(
-            InputError, match=rf"with sync={sync.split('(')[0]}\(.*, which are averages. Received: {remedy}"
+            InputError, match=rf"With sync={sync.split('(')[0]}\(.*, averages of weights .* Received: {remedy}"
         ):
             fit(mirrored2, callback, sync=sync)
 
 
 def test_a_callback_that_swaps_the_average(single):
-    message = "already use the moving average of the weights.* Received: SwapEMAWeights. Leave"
+    message = "already use the moving average of the weights.* Received: SwapEMAWeights. Remove"
     with pytest.raises(InputError, match=message):
         fit(single, keras.callbacks.SwapEMAWeights(), ema=0.9)
     trainer = fit(single, keras.callbacks.Callback(), ema=0.9)

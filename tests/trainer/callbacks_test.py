@@ -146,10 +146,10 @@ class Spread(OtherRank):
 def test_the_chief_reads_no_variables_that_span_processes(tmp_path):
     saves = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras")
     assert callbacks_of_process([saves], OtherRank(OtherStops(0))) == []
-    with pytest.raises(InputError, match="the chief cannot read weights alone. Received: ModelCheckpoint"):
+    with pytest.raises(InputError, match="the chief cannot read all weights by itself. Received: ModelCheckpoint"):
         callbacks_of_process([saves], Spread(OtherStops(0)))
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
-    with pytest.raises(InputError, match="the chief cannot read weights alone. Received: BackupAndRestore"):
+    with pytest.raises(InputError, match="the chief cannot read all weights by itself. Received: BackupAndRestore"):
         callbacks_of_process([backup], Spread(OtherStops(0)), broadcasts_weights=True)
     logs = keras.callbacks.CSVLogger(tmp_path / "logs.csv")
     assert callbacks_of_process([logs], Spread(OtherStops(0))) == []

@@ -59,8 +59,8 @@ SAID = {
     "NaN in x": ({"x": ROW_3_COLUMN_2, **SPARSE}, ("NaN in column 2 of x, in 1 of the 40 examples",)),
     "twice": ({"activation": "softmax", **SPARSE}, ("ends in softmax", "from_logits=True")),
     "never": ({"loss": "sparse_categorical_crossentropy"}, ("without an activation", "activation='softmax'")),
-    "uint8": ({"x": BYTES.astype("uint8"), **SPARSE}, ("x has values of 0 to 255", "Rescaling(1 / 255)")),
-    "floats": ({"x": BYTES.astype("float32"), **SPARSE}, ("x has values of 0 to 255",)),
+    "uint8": ({"x": BYTES.astype("uint8"), **SPARSE}, ("x has values from 0 to 255", "Rescaling(1 / 255)")),
+    "floats": ({"x": BYTES.astype("float32"), **SPARSE}, ("x has values from 0 to 255",)),
 }
 
 

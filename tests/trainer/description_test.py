@@ -60,7 +60,7 @@ def test_the_division_of_a_batch(replicas, micro_steps, text):
         (450, 0, "450 steps, 20 epochs"),
         (23, 0, "23 steps, 1 epoch"),
         (120, 0, "120 steps, 5.34 epochs"),
-        (450, 120, "450 steps, 20 epochs; 120 steps done before"),
+        (450, 120, "450 steps, 20 epochs; 120 steps completed before"),
     ],
 )
 def test_the_length_of_a_run(steps, first, text):

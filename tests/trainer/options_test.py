@@ -45,7 +45,7 @@ def test_a_model_with_a_step_of_its_own_is_refused(name, single):
 def test_a_model_with_a_step_as_an_attribute_is_refused(single):
     with (
         single.scope(),
-        pytest.raises(InputError, match="Received: a Sequential with its own train_step. Use Keras's own fit"),
+        pytest.raises(InputError, match="Received: a Sequential that overrides train_step. Use Keras's own fit"),
     ):
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.train_step = lambda data: {}

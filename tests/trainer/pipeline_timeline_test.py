@@ -53,5 +53,5 @@ def test_a_run_draws_its_timeline(schedule: str, tmp_path: pathlib.Path, monkeyp
     assert losses(tmp_path / "drawn") == losses(tmp_path / "plain")
     assert not (tmp_path / "plain" / "timeline.png").exists()
     assert imread(tmp_path / "drawn" / "timeline.png").shape[1] == 1440
-    line = rf"Timeline of {schedule} at step 2: \S+ s, \d+% idle; without messages and delays \S+ s, \d+% idle\."
+    line = rf"Timeline of {schedule} at step 2: \S+ s, \d+% idle; predicted without communication and delays: \S+ s"
     assert re.search(line, output), output

@@ -14,7 +14,7 @@ def test_a_rank_that_is_slow_for_long_is_named_with_its_cost():
     said = found([[0.04, 0.08]] * 6)
     assert said[:5] == [None] * 5
     assert said[5] == (
-        "Rank 1 takes 2.0 times as long as the others for its input and gradients, and they wait for it during 40% of "
+        "Rank 1 takes 2.0 times as long as the others to load input and compute gradients, and they wait for it during 40% of "
         "each step."
     )
 

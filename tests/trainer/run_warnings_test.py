@@ -48,12 +48,12 @@ EVALUATED = {"validation_data": DATA}
 ROWS = {
     "batch": ({"batch_size": 60}, ("A batch of 60 examples", "which has 40", "1.5 epochs")),
     "warmup": ({"rate": {"warmup_steps": 4}}, ("warmup takes 4 steps", "ends at step 4", "0.01")),
-    "decay": ({"rate": {"decay": "step(every=4)"}}, ("falls every 4 steps", "never falls")),
+    "decay": ({"rate": {"decay": "step(every=4)"}}, ("is reduced every 4 steps", "never reduced")),
     "evaluation": (EVALUATED | {"schedule": tfdist.Schedule(eval_every=5)}, ("eval_every=5", "never evaluated")),
     "no data": ({"schedule": tfdist.Schedule(eval_every=2)}, ("eval_every=2 has no effect", "no data to evaluate")),
     "small gradients": (
         {"compression": "fp16"},
-        ("compression=fp16 compresses nothing", "compression_min_bytes=65536"),
+        ("compression=fp16 has no effect", "compression_min_bytes=65536"),
     ),
 }
 ORDINARY = {

@@ -119,12 +119,12 @@ def test_the_rate_falls_at_plateaus_as_in_keras(strategy, request, caplog):
             reference.on_epoch_end(step, {"val_loss": losses[step]})
     assert rates == expected
     assert min(rates.values()) < 0.01 < max(rates.values()), "it falls, more than once"
-    falls = [record.getMessage() for record in caplog.records if "learning rate falls" in record.getMessage()]
+    falls = [record.getMessage() for record in caplog.records if "Reducing the learning rate" in record.getMessage()]
     last = float(keras.ops.convert_to_numpy(trainer.model.optimizer.learning_rate))
     assert len(falls) == len({*rates.values(), last}) - 1
     first = next(step for step, rate in rates.items() if rate < 0.015) - 1
     assert falls[0] == (
-        f"The learning rate falls from 0.02 to 0.01 at step {first}: val_loss has not improved for 1 evaluation."
+        f"Reducing the learning rate from 0.02 to 0.01 at step {first}: val_loss has not improved for 1 evaluation."
     )
 
 

@@ -147,7 +147,7 @@ def test_xla_with_communication_inside_is_refused(mirrored2):
     trainer = make_trainer(
         mirrored2, lambda: models.build("cnn(filters=(4,), batch_norm='synchronized')", (6, 6, 1), 3), jit_compile=True
     )
-    with pytest.raises(InputError, match="^jit_compile needs .* does not communicate"):
+    with pytest.raises(InputError, match="^jit_compile requires .* does not communicate"):
         trainer.fit((IMAGES, LABELS), batch_size=8, steps=1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy
-from tfdist.step.metrics import KerasMetrics, add_sums, assign_values, check_sums, make_drain
+from tfdist.step.metrics import KerasMetrics, add_sums, assign_values, check_sums, compile_read_and_reset
 
 
 class MetricSums:
@@ -24,13 +24,13 @@ class MetricSums:
         self._model, self._strategy = model, strategy
         self._has_all_rows = False  # whether replicas have all rows of a batch
         self._totals: list[np.ndarray] = []
-        # Totals have all sums, or those before the last drain while collecting; published sums are also in the variables.
+        # Totals have all sums, or those before the last reset while collecting; published sums are also in the variables.
         self._state: Literal["collecting", "drained", "published"] = "collecting"
         self._collect()
 
     def _collect(self) -> None:
         self.metrics = KerasMetrics(self._model)
-        self._drain = make_drain(self.metrics, self._strategy)
+        self._drain = compile_read_and_reset(self.metrics, self._strategy)
 
     def add_new_metrics(self) -> bool:
         """Adds metrics that the tracing of a custom step has created; resets all and returns True if there are any."""

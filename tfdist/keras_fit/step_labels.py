@@ -25,7 +25,7 @@ from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, 
 from tfdist.row_semantics.values import Label, Rows, is_zero, sum_power
 from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.row_dependence import adds_up, in_replica, labelled_state, labelled_tf_variable
+from tfdist.step.row_dependence import is_additive, in_replica, labeled_state, labeled_tf_variable
 from tfdist.step.validation import inner_optimizer
 
 _OPS: dict[int | None, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a sum
@@ -172,11 +172,11 @@ def _assignments(
         if label is None or id(variable) in normalization_ids:
             continue
         if id(variable) in metric_ids:
-            yield variable, LabelledValue("metric", variable.path, label, "sum" if adds_up(label) else "")
+            yield variable, LabelledValue("metric", variable.path, label, "sum" if is_additive(label) else "")
         else:
-            yield variable, labelled_state(variable, label, sum_power(label) == -1 and id(variable) not in rate_ids)
+            yield variable, labeled_state(variable, label, sum_power(label) == -1 and id(variable) not in rate_ids)
     for label in labels.tf_variables:
-        yield None, labelled_tf_variable(label)
+        yield None, labeled_tf_variable(label)
 
 
 def _learning_rates(model: keras.Model) -> list[keras.Variable]:

@@ -271,7 +271,7 @@ class CustomSteps(_ModelSteps):
                 "A model with a DynamicEmbedding is trained by Keras's own steps. Received: a custom train_step or "
                 "compute_loss. Use compile(loss=...) and add_loss."
             )
-        super().__init__(model, strategy, strategy.step_collectives, randomness.replica_draws, settings.seed)
+        super().__init__(model, strategy, strategy.step_collectives, randomness.replica_random_scope, settings.seed)
         self._settings = settings
         applications: list[Application] = []
 
@@ -390,7 +390,7 @@ class EvaluationSteps(_ModelSteps):
     def __init__(
         self, model: keras.Model, strategy: Strategy, options: RunConfig, reduce_ops: ReduceOps, outputs: StepOutputs
     ):
-        draws = functools.partial(randomness.inference_draws, purpose="evaluate")
+        draws = functools.partial(randomness.inference_random_scope, purpose="evaluate")
         super().__init__(model, strategy, strategy.collectives, draws, options.seed)
         self.outputs = outputs
         self._set_reduce_ops(reduce_ops)

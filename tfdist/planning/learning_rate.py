@@ -144,7 +144,7 @@ class _Sweep:
 
     def __enter__(self) -> "_Sweep":
         program = self._program
-        program.drain()
+        program.read_and_reset_metrics()
         self._restore = program.strategy.blocks.snapshot(self._variables)
         pipeline = Pipeline(self._examples.sample, self._batch_size, program.settings.seed)
         self._iterator = program.strategy.distribute(pipeline.indexed_dataset)

@@ -1,7 +1,7 @@
-"""The loop around steps: compiled, or on the host for engines that run one step at a time.
+"""The training loop: compiled, or on the host for engines that run one step at a time.
 
-A step that is not finite changes neither weights nor optimizer state. Without loss scaling, the loop stops at that step
-and reports it. With loss scaling, it continues unless too many consecutive steps were skipped.
+A step whose loss or gradients are not finite changes neither weights nor optimizer state. Without loss scaling, the loop
+stops at that step and reports it. With loss scaling, it continues unless too many consecutive steps were skipped.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from tfdist.data.row_partition import IndexedBatch
 from tfdist.distribution.clock import time_after
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import NotFiniteError
-from tfdist.step.metrics import ModelMetrics, drain
+from tfdist.step.metrics import ModelMetrics, read_and_reset
 from tfdist.step.reduction import run_if
 from tfdist.step.step import Step
 
-Tracing = Callable[[str], contextlib.AbstractContextManager[None]]  # of a part of a step, by name
+Tracing = Callable[[str], contextlib.AbstractContextManager[None]]  # context for tracing a named part of a step
 
 
 def first_trace(strategy: Strategy) -> Tracing:
-    """Returns a context of traces: the first trace of each part raises in all processes if it raises in one of them."""
+    """Returns a `Tracing` in which the first trace of a part raises in all processes if it raises in one of them."""
     traced_parts: set[str] = set()
 
     @contextlib.contextmanager
@@ -41,7 +41,7 @@ class LoopResult(NamedTuple):
     """The result of one call of the loop."""
 
     losses: tf.Tensor  # [steps]; the global loss of each step that was run
-    is_finite: tf.Tensor  # [steps] bool; whether each step was finite and therefore updated the weights
+    is_finite: tf.Tensor  # [steps] bool; whether loss and gradients were finite, so the step updated weights
     norm: tf.Tensor  # scalar; global gradient norm of the last step
     may_continue: tf.Tensor  # scalar bool; False if the run must end here
     # [variables] bool; whether each variable's gradient was finite at the last step; empty if unknown
@@ -56,14 +56,14 @@ class LoopResult(NamedTuple):
     skipped: tf.Tensor | tuple[()] = ()
     # [steps] int32; number of indices in `numbers` for each step; empty if it is the same for all steps
     sizes: tf.Tensor | tuple[()] = ()
-    # [stages] int32; number of updates of each pipeline stage; empty if all are updated together
+    # [stages] int32; number of updates of each pipeline stage; empty if all stages are updated together
     stage_updates: tf.Tensor | tuple[()] = ()
-    sums: Sequence[tf.Tensor] = ()  # result of `drain` if the call drained the metrics, else empty
+    sums: Sequence[tf.Tensor] = ()  # result of `read_and_reset` if the call reset the metrics, else empty
     # The updates of parameter servers, in order, as JSON; empty unless workers compute whole batches
     updates: Sequence[Mapping[str, Any]] = ()
 
     def example_ranges(self, first_step: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yields (first step, number of steps, indices of their examples); the steps of a range are of equal size."""
+        """Yields (first step, number of steps, indices of their examples); the steps of a range have equal batch sizes."""
         numbers = self.numbers.numpy()
         sizes = np.asarray(self.sizes, np.int32)
         if not len(sizes):
@@ -74,7 +74,7 @@ class LoopResult(NamedTuple):
 
 
 class LoopReport(NamedTuple):
-    """The report of one step of a loop, or of all steps together."""
+    """The report of one step of a loop, or of all its steps."""
 
     values: Sequence[Any]  # tensors, stacked over the steps
     wait_seconds: Any  # scalar float64; seconds that this process waited for data, summed over the steps
@@ -111,7 +111,7 @@ def compile_loop(step: Step, strategy: Strategy) -> Loop:
 
 
 def compile_single_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -> Loop:
-    """Returns a `Loop` for calls of one step that also drain the metrics: one function without a loop."""
+    """Returns a `Loop` for calls of one step that also read and reset the metrics: one function without a loop."""
     if not strategy.compiles_loops:
         return make_host_loop(step, strategy)
     trace = first_trace(strategy)
@@ -120,7 +120,7 @@ def compile_single_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -
     def run_step(iterator: Iterator[Any], number: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         end_state, report = _next_step(step, strategy, trace, iterator, number, with_norm)
         loss, is_finite = report.values
-        return LoopResult(loss[None], is_finite[None], *end_state, *report[1:], sums=drain(metrics, strategy))
+        return LoopResult(loss[None], is_finite[None], *end_state, *report[1:], sums=read_and_reset(metrics, strategy))
 
     return lambda iterator, first_step, steps, with_norm: run_step(iterator, first_step, with_norm)
 
@@ -133,10 +133,10 @@ def not_finite_error(
     scale: float | None,
     locations: Sequence[str] = (),
 ) -> NotFiniteError:
-    """Returns the error to raise when a run cannot continue because a step was not finite.
+    """Returns the error to raise when a run cannot continue because a loss or gradient was not finite.
 
-    `result` is that of the loop that ended with the step, `scale` the loss scale, or None, and `locations` describe NaN and inf
-    in the checked data.
+    `result` is the result of the loop that ended with this step, `scale` is the loss scale or None, and `locations` describe
+    where the checked data has NaN or inf.
     """
     data_hint = (
         f"The data has NaN or inf in {' and in '.join(locations)}: remove or replace these values." if locations else ""
@@ -144,8 +144,8 @@ def not_finite_error(
     if scale is not None:
         return NotFiniteError(
             "The limit of consecutive skipped steps (--max_skipped_steps) was reached, because gradients were not "
-            f"finite: the last is step {step}, with a loss of {loss:g} and the loss scale at {scale:g}. The weights "
-            f"are those of the last good step. {data_hint or 'Try a lower --learning_rate, or --precision=mixed_bfloat16.'}"
+            f"finite. The last is step {step}, with a loss of {loss:g} and a loss scale of {scale:g}. The weights are "
+            f"those of the last finite step. {data_hint or 'Try a lower --learning_rate, or --precision=mixed_bfloat16.'}"
         )
     are_finite = np.asarray(result.gradient_finite, bool)
     variable_paths = [v.path for v, is_finite in zip(variables, are_finite, strict=False) if not is_finite]
@@ -167,15 +167,15 @@ def _describe_weights(step: int, result: LoopResult) -> str:
         f"those of {names} before step {number}" for names, number in zip(stages, update_steps, strict=True)
     )
     return (
-        f"Loss or gradients of {stages[0]} are not finite. Without a flush, other stages are updated before that is known: "
-        f"the weights are {weights}. Resume from a checkpoint."
+        f"The loss or the gradients of {stages[0]} are not finite. Without a flush, other stages are updated before this is "
+        f"known: the weights are {weights}. Resume from a checkpoint."
     )
 
 
 def make_host_loop(step: Step, strategy: Strategy) -> Loop:
     """Returns a `Loop` for engines that run one step at a time, and for Python iterators.
 
-    The host launches all steps of a call and waits at the end; each step receives from the previous one whether it may
+    The host launches all steps of a call and waits at the end. Each step receives from the previous one whether it may
     be applied.
     """
     trace = first_trace(strategy)
@@ -213,7 +213,7 @@ def _next_step(
 ) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], LoopReport]:
     """Runs the step of the next batch, inside a compiled function.
 
-    Returns the end state as `_run_step`, and a report of the loss and `is_finite`.
+    Returns the end state of `_run_step`, and a report whose values are the loss and whether the step was finite.
     """
     start_time, batch, numbers = timed_batch(iterator, strategy)
     end_state, values, arrival_time, compute_seconds = _run_step(step, strategy, trace, batch, number, with_norm)
@@ -231,10 +231,10 @@ def _run_step(
     with_norm: tf.Tensor,
     may_apply: tf.Tensor | None = None,
 ) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Runs one step, inside a compiled function; if `may_apply` is False, it changes nothing.
+    """Runs one step inside a compiled function; if `may_apply` is False, the step changes nothing.
 
-    Returns (norm, whether the run may continue, whether each gradient was finite), [loss, whether the step was finite],
-    and the batch's arrival time and the seconds of each replica's computation.
+    Returns (gradient norm, whether the run may continue, whether each gradient was finite), [loss, whether the step was
+    finite], the batch's arrival time, and the seconds that each replica spent computing gradients.
     """
     with trace("compute"):
         replica_result = strategy.run(step.compute, batch, number, with_norm)
@@ -253,7 +253,7 @@ def _run_step(
         lambda: strategy.run(step.skip, replica_result),
         [strategy.local(gradient)[0] for gradient in replica_result.gradients],
     )
-    # Outside of the condition: its graph, and thus the names of calls, differs between replicas that update different weights.
+    # Not inside the condition, whose graph and thus the names of calls differ between replicas that update different weights.
     with tf.control_dependencies([gradient_finite]):
         strategy.run(lambda: strategy.optimizer_shards.exchange(updated_variables))
     may_continue = step.may_continue(finite, [strategy.local(value)[0] for value in replica_result.scale[-1:]])
@@ -274,7 +274,7 @@ def run_loop(
 ) -> tuple[Any, LoopReport]:
     """Runs steps sequentially in a compiled function; returns the last state and the merged report.
 
-    `step` is a function (number of steps done, state) -> (state, report). At most `steps` steps are run, while
+    `step` is a function (number of completed steps, state) -> (state, report). At most `steps` steps are run, as long as
     `continues(state)`, a scalar bool, is True. `specs` are the shapes and dtypes of the values that a step reports.
     """
 
@@ -301,7 +301,7 @@ def run_loop(
 
 
 def count_steps(is_end: tf.Tensor) -> tf.Tensor:
-    """Returns the number of steps up to the first in a [steps] bool that is True, and all steps if there is none."""
+    """Returns the number of steps up to and including the first True in a [steps] bool; all steps if there is none."""
     return tf.where(tf.reduce_any(is_end), tf.argmax(tf.cast(is_end, tf.int32)) + 1, tf.size(is_end, tf.int64))
 
 

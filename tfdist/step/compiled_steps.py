@@ -51,7 +51,7 @@ class Steps:
         self.specs = named_specs(model.trainable_variables, "loss")
         self.compression = compression
         self.overrides: dict[str, str] = {}
-        self.end = 0  # step at which the current run ends; steps that read ahead stop there
+        self.end = 0  # step at which the current run ends, beyond which no batch is read
         # A custom reducer may not support gradients as rows.
         takes_rows = not (isinstance(compression.methods, Reducer) or strategy.sums_gradients)
         sparse = sparse_gradient_names(model) if takes_rows else frozenset()
@@ -62,10 +62,10 @@ class Steps:
     def loop(
         self, batch_size: int | None, make: MakeLoop = compile_loop, rate: float = 1.0, is_local: bool = False
     ) -> Loop:
-        """Returns the loop for a batch size, see `Settings`, and the current compression methods.
+        """Returns the loop for a batch size (see `Settings`) and the current compression methods.
 
         `make` is `compile_loop`, or `make_host_loop` for batches that are already in memory; it is ignored if each
-        replica updates its own weights (`is_local`). `rate` is a factor of the optimizer's learning rate.
+        replica updates its own weights (`is_local`). The optimizer's learning rate is multiplied by `rate`.
         """
         key = (batch_size, make, rate, is_local, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
@@ -83,7 +83,7 @@ class Steps:
         return loop
 
     def loop_at_rate(self, batch_size: int, rate: Callable[[keras.Variable], tf.Tensor]) -> Loop:
-        """Returns a loop with another learning rate that updates the same variables; it is not cached.
+        """Returns a loop that updates the same variables with another learning rate. The loop is not cached.
 
         `rate` maps the optimizer's number of updates to the learning rate.
         """
@@ -120,7 +120,7 @@ class Steps:
 
     @property
     def sums_gradients(self) -> bool:
-        """Whether every step sums gradients over several replicas."""
+        """Whether gradients are summed over several replicas in every step."""
         strategy = self.strategy
         return strategy.replicas > 1 and not (self._settings.sync.exchanges_weights or strategy.remote)
 
@@ -155,7 +155,7 @@ class Steps:
         self.overrides = {name: methods for name, methods in overrides.items() if includes_code(methods)}
         unknown = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
         if unknown and self.strategy.is_chief:
-            text = "The previous run had chosen %s, which --compression no longer names: ignoring it."
+            text = "Ignoring %s, which the previous run chose, because --compression no longer contains it."
             _log.warning(text, ", ".join(unknown))
         if self.overrides and self.compression.choice:
             self._choice_variable()
@@ -200,7 +200,7 @@ class Steps:
         return self.compression.reducer(self.specs, self.overrides, self._settings.sparse)
 
     def compressible(self) -> list[tf.TensorSpec]:
-        """Returns the gradients that are large enough to be compressed."""
+        """Returns the specs of the gradients that are large enough to be compressed."""
         min_bytes = self.compression.min_bytes
         return [s for s in self.specs if s.shape.rank and tensor_bytes(s) >= min_bytes]
 
@@ -213,7 +213,7 @@ class Steps:
 
     @property
     def has_small_gradients(self) -> bool:
-        """Whether every gradient is smaller than those that are compressed."""
+        """Whether every gradient is too small to be compressed."""
         return all(tensor_bytes(s) < self.compression.min_bytes for s in self.specs)
 
     @property
@@ -223,8 +223,8 @@ class Steps:
         if not isinstance(methods, str) or methods in ("none", "auto") or not self.has_small_gradients:
             return ""
         return (
-            f"--compression={methods} compresses nothing, because every gradient is smaller than "
-            f"--compression_min_bytes={self.compression.min_bytes} and summed exactly. Lower it, or leave --compression out."
+            f"--compression={methods} has no effect, because every gradient is smaller than --compression_min_bytes="
+            f"{self.compression.min_bytes} and is summed exactly. Lower --compression_min_bytes, or remove --compression."
         )
 
     def probe(
@@ -237,9 +237,9 @@ class Steps:
     ) -> Callable[[Any, tf.Tensor], Any]:
         """Compiles a step that computes and reduces gradients but leaves the training state unchanged.
 
-        Returns a compiled function (batch, step number) -> per-replica (finite, norm, result of `read`). `reducer` and
+        Returns a compiled function (batch, step number) -> per-replica (finite, gradient norm, result of `read`). `reducer` and
         `collectives` replace those of training. `read` returns additional results, such as observations of the reducer;
-        it is called while the step is traced. `options` are arguments of the source, such as a `clock`.
+        it is called while the step is traced. `options` are further arguments of the gradient source, such as a `clock`.
         """
         source = self._source(batch_size, collectives, takes_rows=reducer is None, **options)
         step = Step(source, reducer or self.reducer(), self._store)
@@ -259,10 +259,10 @@ class Steps:
         return compile_timed_steps(step, pipeline, clock, count)
 
     def cost(self, exchanged_bytes: float) -> dict[str, float]:
-        """Returns the communication of a step: `payload_bytes`, with `message_bytes`, and `compression_ratio` of gradients.
+        """Returns `payload_bytes`, `message_bytes` (a part of it) and `compression_ratio` of a step, as fields of a record.
 
-        Exchanges of weights send `exchanged_bytes` per step, if steps do not sum gradients. Empty before the first
-        step, and if the engine itself sums the gradients.
+        `exchanged_bytes` is the number of bytes per step of exchanges of weights; 0 if every step sums gradients. The
+        result is empty before the first step, and if the engine itself sums the gradients.
         """
         exact_bytes = sum(map(tensor_bytes, self.specs))
         if exchanged_bytes:

@@ -14,7 +14,7 @@ from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, c
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """Options of the sum of gradients over replicas."""
+    """Options for the sum of gradients over replicas."""
 
     methods: str | Reducer = "none"  # value of `--compression`, or a custom reducer
     min_bytes: int = COMPRESSION_MIN_BYTES  # gradients smaller than this many bytes are summed exactly
@@ -28,17 +28,17 @@ class Compression:
 
     @property
     def rules(self) -> str:
-        """The initial methods."""
+        """The compression methods at the start of a run, as in `--compression`."""
         return EXACT if isinstance(self.methods, Reducer) or self.choice else self.methods
 
     def includes_code(self, methods: str) -> bool:
-        """Returns whether these options name all user code that `methods` name."""
+        """Returns whether these options contain all user code that `methods` refers to."""
         return user_methods(methods) <= user_methods(self.choice.allow if self.choice else self.rules)
 
     def reducer(
         self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
     ) -> Reducer:
-        """Returns the reducer of `tensors`; `overrides` maps names to other methods. See `create_reducer`."""
+        """Returns the reducer of `tensors`; `overrides` maps names of tensors to other methods. See `create_reducer`."""
         if isinstance(self.methods, Reducer):
             return self.methods
         return create_reducer(

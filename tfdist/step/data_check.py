@@ -1,7 +1,7 @@
-"""Checks some examples against the model and its losses before training, with rules for labels and inputs.
+"""Checks whether some examples fit the model and its losses before training.
 
-With labels that do not fit, Keras and TensorFlow compute garbage or NaN, or fail with a message that lists arrays and
-library files.
+If labels do not fit, Keras and TensorFlow compute wrong values or NaN, or fail with a message that lists arrays and files
+of the libraries.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _TFDIST = tuple(str(_ROOT / package) + os.sep for package in ("tfdist", "strategies"))
 _WRAPPERS = tuple(str(_ROOT / "tfdist" / package) + os.sep for package in ("keras_internals", "pipelining"))
 _PYTHON = (threading.__file__, contextlib.__file__)  # between a strategy and the functions that it calls
-_NON_MODEL_OPERATIONS = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
+_NON_MODEL_OPERATIONS = re.compile(r"IteratorGetNext|PyFunc")  # operations that read data or run Python code
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 # Words in errors caused by data that does not fit. Other errors are bugs and are raised unchanged.
@@ -44,7 +44,7 @@ _LOCATION = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
 
 @contextlib.contextmanager
 def explain_mismatch(element_spec: Any) -> Iterator[None]:
-    """Context that turns errors of Keras or TensorFlow about shapes, dtypes or labels into `InputError`.
+    """Context that converts errors of Keras or TensorFlow about shapes, dtypes or labels to `InputError`.
 
     An error is raised unchanged if no Keras code was running (reading data, compressing gradients), or if user code
     such as a layer or a loss function raised it, since its traceback is more helpful. `element_spec` is a structure
@@ -66,10 +66,10 @@ def explain_mismatch(element_spec: Any) -> Iterator[None]:
         if not _DATA_ERROR_WORDS.search(str(error)) or _ENGINE_ERROR_WORDS.search(str(error)):
             raise
         parts = [f"{name} {_describe_specs(part)}" for name, part in zip(_PARTS, element_spec, strict=False)]
-        if match := _LABEL.search(error_cause(error)):  # the rest of the message is all labels of the batch
+        if match := _LABEL.search(error_cause(error)):  # the rest of the message lists all labels of the batch
             raise InputError(
                 f"Labels must be in 0..{int(match[2]) - 1}, because the model has {match[2]} outputs. Received: {match[1]}. "
-                f"Number the classes from 0, or give the model's last layer more units.{_notes(error)}"
+                f"Number the classes from 0, or increase the units of the model's last layer.{_notes(error)}"
             ) from error
         raise InputError(
             f"Model, loss and metrics must fit the data. Received: examples with {', '.join(parts)}; "
@@ -81,14 +81,14 @@ def explain_mismatch(element_spec: Any) -> Iterator[None]:
 def compilation_error(cause: str) -> InputError:
     """Returns the error for a step that XLA cannot compile, with the cause."""
     return InputError(
-        "--jit_compile needs a forward and backward pass that XLA compiles and that does not communicate (synchronized "
-        f"BatchNorm and masked losses do). Received: {truncate(one_line(cause))} Leave --jit_compile out, or change the "
+        "--jit_compile requires a forward and backward pass that XLA can compile and that does not communicate (synchronized "
+        f"BatchNorm and masked losses do). Received: {truncate(one_line(cause))} Remove --jit_compile, or change the "
         "model."
     )
 
 
 def _locations(error: BaseException) -> list[tuple[str, str]]:
-    """Returns file and line of each call, innermost last, without wrappers around Keras methods."""
+    """Returns the file and line of each call, innermost last, except wrappers around Keras methods."""
     frames = traceback.extract_tb(error.__traceback__)
     return [(f.filename, str(f.lineno)) for f in frames if not f.filename.startswith(_WRAPPERS)]
 
@@ -128,10 +128,10 @@ _PROBABILITIES = {**dict.fromkeys((_SPARSE, *_CATEGORICAL), "softmax"), **dict.f
 
 
 class Finding(NamedTuple):
-    """The result of a rule."""
+    """A problem in the data."""
 
     text: str  # the problem, its effect and the remedy
-    is_error: bool = False  # whether training is certainly wrong, rather than only suspicious
+    is_error: bool = False  # whether the result of training is certainly wrong; otherwise it may be
 
 
 class Labels(NamedTuple):
@@ -154,16 +154,16 @@ class Labels(NamedTuple):
 
 
 def _label_findings(labels: Labels) -> Iterator[Finding]:
-    yield from _form_findings(labels)
+    yield from _shape_findings(labels)
     if labels.values is not None and np.issubdtype(labels.values.dtype, np.number):
         yield from _value_findings(labels, labels.values)
     yield from _normalization_findings(labels)
 
 
-def _form_findings(labels: Labels) -> Iterator[Finding]:
+def _shape_findings(labels: Labels) -> Iterator[Finding]:
     if labels.dtype == "string":
         yield Finding(
-            f"Labels must be numbers. Received: {labels.name} of strings. Number the classes from 0, for example by "
+            f"Labels must be numbers. Received: {labels.name}, which has strings. Number the classes from 0, for example with "
             "keras.layers.StringLookup(num_oov_indices=0) or numpy.unique(y, return_inverse=True).",
             is_error=True,
         )
@@ -172,7 +172,7 @@ def _form_findings(labels: Labels) -> Iterator[Finding]:
         return
     if labels.loss == _SPARSE and outputs == labels.shape:
         yield Finding(
-            f"{_SPARSE} takes one class number for each example. Received: {labels.name} of shape {_shape(labels.shape)}, like "
+            f"{_SPARSE} takes one class index for each example. Received: {labels.name} of shape {_shape(labels.shape)}, like "
             f"the model's outputs, as if it were one-hot. Use categorical_crossentropy, or numpy.argmax(y, -1) as labels.",
             is_error=True,
         )
@@ -194,10 +194,10 @@ def _value_findings(labels: Labels, values: np.ndarray) -> Iterator[Finding]:
             if class_numbers.min() == 1 and class_numbers.max() == labels.classes:
                 remedy = "Subtract 1 from the labels"
             elif invalid_values.min() < 0:
-                remedy = "Number the classes from 0, or name the label to leave out by the loss's ignore_class"
+                remedy = "Number the classes from 0, or pass the label to ignore to the loss as ignore_class"
             else:
                 units = int(class_numbers.max()) + 1
-                remedy = f"Give the model's last layer {units} units, or number the classes from 0"
+                remedy = f"Create the model's last layer with {units} units, or number the classes from 0"
             worst = invalid_values.max() if invalid_values.max() >= labels.classes else invalid_values.min()
             yield Finding(
                 f"Labels must be in 0..{labels.classes - 1}, because the model has {labels.classes} outputs. Received: "
@@ -210,7 +210,7 @@ def _value_findings(labels: Labels, values: np.ndarray) -> Iterator[Finding]:
         counted_values = values if weights is None else values[weights != 0]
         counted_values = counted_values[np.isfinite(counted_values)]
         low, high = (counted_values.min(), counted_values.max()) if counted_values.size else (0, 1)
-        remedy = f"For class numbers, use {_SPARSE} and one output per class; for other numbers, mean_squared_error"
+        remedy = f"For class indices, use {_SPARSE} and one output per class; for other numbers, use mean_squared_error"
         if low == -1 and high == 1:
             remedy = "Use (y + 1) / 2 as labels, or the hinge loss"
         if low < 0 or high > 1:
@@ -220,7 +220,7 @@ def _value_findings(labels: Labels, values: np.ndarray) -> Iterator[Finding]:
         rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
         yield Finding(
             f"The labels {labels.name} are NaN or inf in {rows} of {len(values)} examples checked, so the loss will be "
-            "too. Remove these examples, or give them sample_weight=0 and any number as label."
+            "NaN or inf. Remove these examples, or set their sample_weight to 0 and their labels to any number."
         )
 
 
@@ -228,13 +228,13 @@ def _normalization_findings(labels: Labels) -> Iterator[Finding]:
     activation, from_logits = _PROBABILITIES.get(labels.loss), labels.options.get("from_logits")
     if from_logits and labels.activation == activation:
         yield Finding(
-            f"The model ends in {labels.activation}, but {labels.loss} has from_logits=True, for outputs without it. Leave one "
-            f"of them out: the loss is computed from the values before {labels.activation} only where Keras finds them."
+            f"The model ends in {labels.activation}, but {labels.loss} has from_logits=True, for outputs without it. Remove "
+            f"one of them: the loss is computed from the values before {labels.activation} only if Keras finds these values."
         )
     if activation is not None and not from_logits and labels.activation == "linear":
         yield Finding(
             f"The model ends without an activation, but {labels.loss} has from_logits=False and expects probabilities: the "
-            f"loss is not that of a classifier. Give the loss from_logits=True, or the last layer activation='{activation}'."
+            f"loss is wrong. Set from_logits=True in the loss, or activation='{activation}' in the last layer."
         )
 
 
@@ -242,13 +242,13 @@ def _shape(shape: tuple[int | None, ...]) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
-_MAX_COLUMNS = 3  # the number of columns that a message names
+_MAX_COLUMNS = 3  # maximum number of columns listed in a message
 _BYTE = 255
-_MIN_BYTE_PEAK = 64  # scaled images have no pixel of this value
+_MIN_BYTE_PEAK = 64  # images scaled to [0, 1] or [-1, 1] have smaller values
 
 
 def _non_finite_location(name: str, values: np.ndarray) -> str:
-    """Returns the location of NaN or inf: "x", or "column 3 of x" if examples are rows of a table; "" if there is none."""
+    """Returns the location of NaN or inf: "x", or "column 3 of x" if the data is a table; "" if there is none."""
     if not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
         return ""
     if values.ndim != 2 or values.shape[1] == 1:
@@ -262,7 +262,7 @@ def _non_finite_location(name: str, values: np.ndarray) -> str:
 
 
 def _input_findings(name: str, values: np.ndarray, is_scaled: bool) -> Iterator[Finding]:
-    """Yields problems of inputs or weights; `is_scaled` tells whether the model may scale them."""
+    """Yields problems with inputs or weights; `is_scaled` indicates whether the model may scale them."""
     if location := _non_finite_location(name, values):
         rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
         kinds = [name for name, is_kind in (("NaN", np.isnan(values)), ("inf", np.isinf(values))) if is_kind.any()]
@@ -276,7 +276,7 @@ def _input_findings(name: str, values: np.ndarray, is_scaled: bool) -> Iterator[
         return
     if _MIN_BYTE_PEAK < values.max() <= _BYTE:
         yield Finding(
-            f"{name} has values of 0 to {values.max():g}, like bytes of images, and no layer of the model scales them: "
+            f"{name} has values from 0 to {values.max():g}, like bytes of images, and no layer of the model scales them: "
             "training is slow, or diverges. Divide by 255, or begin the model with keras.layers.Rescaling(1 / 255)."
         )
 
@@ -305,7 +305,7 @@ def spec_findings(model: keras.Model, element_spec: Any) -> list[Finding]:
 
 
 def findings(model: keras.Model, examples: Any) -> list[Finding]:
-    """Returns errors and suspicious values in some examples for a compiled and built model.
+    """Returns the problems that some examples cause for a compiled and built model.
 
     `examples` is a structure (x, y) or (x, y, sample_weight) of arrays [rows, ...].
     """
@@ -330,7 +330,7 @@ def _labels_by_output(model: keras.Model, y: Any, weights: Any) -> Iterator[Labe
     names, losses = [name for name, _ in _flatten(y, "y")], keras_internals.flat_losses(model)
     outputs = getattr(model, "outputs", None) or [None] * len(losses)
     if not losses or len(outputs) != len(losses) or len(keras.tree.flatten(y)) != len(losses):
-        return  # no output has a loss, or some have none
+        return  # some or all outputs have no loss
     labels_by_path, outputs_by_path = keras_internals.match_structures(model, y, outputs)
     names_by_path, _ = keras_internals.match_structures(model, keras.tree.pack_sequence_as(y, names), outputs)
     shared_weights = None if keras.tree.is_nested(weights) else weights
@@ -350,7 +350,7 @@ def _labels(name: str, values: Any, loss: Any, output: keras.KerasTensor | None)
 
 
 def _may_scale(model: keras.Model) -> bool:
-    """Returns whether a model has a layer or an operation that scales its inputs, or its code is unknown."""
+    """Returns whether a model may scale its inputs, in a layer, an operation or its own code."""
     has_layers_only = all(isinstance(operation, keras.Layer) for operation in getattr(model, "operations", ()))
     is_known = bool(getattr(model, "outputs", None)) and has_layers_only
     layers: Sequence[keras.Layer] = keras_internals.layers_of(model)
@@ -365,5 +365,5 @@ def _flatten(structure: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def as_arrays(element: Any) -> Any:
-    """Returns a structure of tensors as arrays."""
+    """Converts a structure of tensors to arrays."""
     return tf.nest.map_structure(np.asarray, element)

@@ -1,4 +1,4 @@
-"""A training step without a flush: stages begin the forward passes of later batches before the update of earlier ones.
+"""A training step without a flush: stages begin the forward passes of later batches before earlier batches are applied.
 
 Stage s is w = S - 1 - s micro-batches ahead. In step t it computes, for each m < M, the forward pass of micro-batch
 t M + m + w of the run and the backward pass of micro-batch t M + m, and then updates its weights. A step therefore ends
@@ -38,32 +38,32 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 
 Weights = list[tf.Tensor]
-StepState = tuple[Any, list[tf.Tensor]]  # a `PipelineState`, and the examples' indices in batches that were read ahead
+StepState = tuple[Any, list[tf.Tensor]]  # a `PipelineState`, and the indices of examples that were read ahead
 
 
 class PendingMicroBatch(NamedTuple):
     """A micro-batch between its forward and its backward pass."""
 
     residuals: list[tf.Tensor]  # tensors that the backward pass needs
-    share: tf.Tensor  # its contribution to the reported loss
-    state: list[tf.Tensor]  # values of the stage's other variables, such as moving statistics, after its forward pass
+    share: tf.Tensor  # contribution to the reported loss
+    state: list[tf.Tensor]  # values of the stage's non-trainable variables after this micro-batch's forward pass
 
 
 class PipelineState(NamedTuple):
     """The state of the stage between two steps."""
 
-    state: list[tf.Tensor]  # values of the stage's other variables after the latest forward pass
-    latest: list[Any]  # list of the latest batch that was read; empty without read-ahead
+    state: list[tf.Tensor]  # values of the stage's non-trainable variables after the latest forward pass
+    latest: list[Any]  # the latest batch that was read, as the only element; empty without read-ahead
     received: list[tf.Tensor]  # tensors that the previous stage sent for the next forward pass
-    pending: list[PendingMicroBatch]  # pending micro-batches, in their order
+    pending: list[PendingMicroBatch]  # pending micro-batches, in order
 
 
 class StageResult(NamedTuple):
     """The result of a step in one stage."""
 
     share: tf.Tensor  # scalar; contribution of the stage to the loss of the global batch
-    # Scalar bool; whether this and the stage's gradients are finite, and the stage was updated. Each stage decides
-    # separately: without a flush, other stages may be updated before this one has its gradients.
+    # Scalar bool; whether the share and the stage's gradients are finite, so the stage was updated. Each stage decides
+    # separately, because without a flush, other stages may be updated before this one has its gradients.
     finite: tf.Tensor
     squares: tf.Tensor  # scalar; sum of the squared gradients, if requested, else 0
     gradient_finite: tf.Tensor  # [variables] bool
@@ -72,8 +72,8 @@ class StageResult(NamedTuple):
 class DelayedStep:
     """The step of one stage, with gradients of older weights.
 
-    It is also the stage of its `Passes`: a function of its weights and its other variables, which are passed like tensors of
-    the previous stage, so that only received tensors have gradients.
+    It also implements the stage interface of `Passes`. Weights and other variables are passed to it in the same way as
+    tensors of the previous stage, so that only received tensors have gradients.
     """
 
     variables: Sequence[tf.Variable] = ()
@@ -89,13 +89,13 @@ class DelayedStep:
         self.count = schedule.micro_batches
         self._lead = schedule.stages - 1 - self.number
         self.delay = schedule.delays[self.number]  # D, the age of a batch's weights in updates
-        self.read_ahead = -(-self._lead // self.count)  # number of steps between reading a batch and its update
+        self.read_ahead = -(-self._lead // self.count)  # number of steps between reading a batch and the update with it
         variables = self._graph.variables
         candidates = (*variables.all, *variables.external)
         self._state_variables = [variable for variable in candidates if not variable.trainable]
         self._seed_indices = {id(state): index for index, state in enumerate(self.source.seeds)}
-        # The weights of 1, 2, ... updates ago; NaN marks a version that does not exist yet. An assignment shares the
-        # memory of the assigned tensor.
+        # The weights of 1, 2, ... updates ago; NaN marks a version that does not exist yet. They take no additional memory
+        # when they are assigned, because a variable shares the memory of the assigned tensor.
         specs = named_specs(step.variables)
         states = [State(f"delayed/{spec.name}", tuple(spec.shape), spec.dtype, False, math.nan) for spec in specs]
         self._old_versions = [
@@ -112,7 +112,7 @@ class DelayedStep:
         self.received, self.sent = [*weights, *state, *self.input_specs], [*self.output_specs, *state]
 
     def begin(self, step: tf.Tensor, batches: Sequence[Any]) -> PipelineState:
-        """Computes the forward passes that precede step `step`, of the next `read_ahead` batches. A replica function."""
+        """Computes the forward passes of the next `read_ahead` batches that precede step `step`. A replica function."""
         state = [tf.identity(keras_internals.value_of(variable)) for variable in self._state_variables]
         pipeline_state = PipelineState(state, list(batches[-1:]), [], [])
         newer_weights = self.weights()
@@ -132,8 +132,8 @@ class DelayedStep:
     ) -> tuple[PipelineState, StageResult]:
         """Computes a step of the stage, and updates its weights unless its gradients are not finite. A replica function.
 
-        `pipeline_state` is the result of the previous step, `batch` has this replica's rows of batch `step +
-        read_ahead`, and `step` is a scalar int64, the number of updates done. If `may_update`, a scalar bool, is False,
+        `pipeline_state` is the state after the previous step, `batch` has this replica's rows of batch `step +
+        read_ahead`, and `step` is a scalar int64, the number of completed updates. If `may_update`, a scalar bool, is False,
         nothing is updated.
         """
         self.source.begin()
@@ -162,13 +162,13 @@ class DelayedStep:
         return [self.weights(), *old_versions]
 
     def passes(self, arguments: Any) -> Passes:
-        """Returns the passes of the stage, traced when they are first needed."""
+        """Returns the passes of the stage, which are traced at the first call."""
         if self._passes is None:
             self._passes = Passes(self, arguments)
         return self._passes
 
     def seed_state(self, state: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
-        """Returns values of the stage's other variables with the seeds of a step."""
+        """Returns the values of the stage's non-trainable variables, with the seeds of a step."""
         rank, seed = self.source.strategy.collectives.rank, self.step.settings.seed
         seeds = randomness.seed_values(self.source.seeds, seed, step, rank)
         return [
@@ -218,7 +218,7 @@ class DelayedStep:
         return StageResult(value, finite, squares, gradient_finite)
 
 
-FILL = "fill"
+FILL = "fill"  # prefix of the message tags of forward passes before the first step
 
 
 class _TracedPasses:
@@ -240,16 +240,16 @@ class _TracedPasses:
         self._pending = deque(pipeline_state.pending)
         self._latest_state = pipeline_state.state
         self.sums = [tf.zeros(v.shape, v.dtype) for v in step.step.variables]  # of the gradients of the weights
-        self.share = tf.zeros([], keras.config.floatx())  # sum of the shares of the loss
-        self.state: list[tf.Tensor] = []  # values of other variables after the latest backward pass's micro-batch
-        self.results: list[list[tf.Tensor]] = [[], []]  # of each pass, in order
+        self.share = tf.zeros([], keras.config.floatx())  # sum of the micro-batches' shares of the loss
+        self.state: list[tf.Tensor] = []  # values of other variables after the micro-batch of the latest backward pass
+        self.results: list[list[tf.Tensor]] = [[], []]  # results of each pass, in order
 
     def pipeline_state(self, received: list[tf.Tensor]) -> PipelineState:
         """Returns the state for the next step, with the same latest batch."""
         return PipelineState(self._latest_state, self._pipeline_state.latest, received, list(self._pending))
 
     def receive(self, kind: str, index: int) -> list[tf.Tensor]:
-        """Returns the tensors that the previous stage sent with this tag; none in the first stage."""
+        """Returns the tensors that the previous stage sent with this tag; empty in the first stage."""
         stage = self._step
         if not stage.number:
             return []
@@ -258,7 +258,7 @@ class _TracedPasses:
             return Link(self._link, stage.number - 1).receive(specs, f"{stage.number - 1}{kind}{index}")
 
     def forward(self, offset: int, received: list[tf.Tensor], kind: str, index: int) -> None:
-        """Computes the forward pass of micro-batch `offset`, counted from the step's first, and sends the result."""
+        """Computes the forward pass of micro-batch `offset`, counted from the first of this step, and sends the result."""
         step = self._step
         batch, part = divmod(offset, step.count)
         number = self._number + batch
@@ -298,7 +298,7 @@ class _TracedPasses:
 
 
 def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[], int]) -> Loop:
-    """Returns a `Loop`; `end` returns the step at which the run ends, beyond which no batch is read."""
+    """Returns a `Loop`. `end` returns the step at which the run ends, beyond which no batch is read."""
     trace = first_trace(strategy)
     previous: tuple[Any, int, Any] = None, -1, None  # iterator, next step, and state after the previous call
 
@@ -407,7 +407,7 @@ def _with_shapes(tensors: Any, reference: Any) -> Any:
 def _merge_reports(
     squares: tf.Tensor, gradient_finite: tf.Tensor, report: LoopReport, strategy: HasStages
 ) -> LoopResult:
-    """Merges the reports of all stages in one message.
+    """Merges the reports of all stages with one all-gather.
 
     `report` has, for each step, [2] float64: the stage's share of the loss, and whether the stage was updated.
     """

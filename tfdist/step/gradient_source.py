@@ -1,4 +1,4 @@
-"""Gradients of a step, of a whole batch or summed over micro-steps, and the state that micro-steps assign."""
+"""Computes the gradients of a step, at once or in micro-steps, and the state that micro-steps assign."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,11 +27,11 @@ from tfdist.step.state_store import StateStore
 
 
 class MicroStepState:
-    """State that each micro-step starts from its value before the step, and that the step replaces with a row-weighted mean.
+    """Layer state for which every micro-step begins with the value before the step, and the step assigns a row-weighted mean.
 
-    A step counter therefore counts a step once, and a moving mean moves once, for any number of micro-steps. Integers and
-    spectrally normalized weights, which do not depend on rows, keep the values of the last micro-step. The methods are called
-    in replica functions.
+    Step counters and moving means therefore change once per step, for any number of micro-steps. Integers and spectrally
+    normalized weights, which do not depend on rows, keep the values of the last micro-step. The methods are called in
+    replica functions.
 
     Without loops, one graph would assign metrics and moving statistics in each micro-step, and DTensor may silently apply
     only one of these updates (tests/traps/dtensor_test.py): they are assigned once, at the end.
@@ -65,7 +65,7 @@ class MicroStepState:
 
     @contextlib.contextmanager
     def _deferred_assignments(self) -> Iterator[None]:
-        """Context in which variables have the values that previous micro-steps assigned."""
+        """Context in which variables have the values that previous micro-steps of the same graph assigned."""
         if self._assignments is None:
             yield
             return
@@ -99,7 +99,7 @@ class GradientSource:
     Attributes:
       strategy: strategy whose replicas run the step.
       variables: the trainable variables.
-      seeds: states of the random layers.
+      seeds: states of the seed generators.
       scale: state of the loss scale; empty without loss scaling.
       is_local: whether each replica trains on its own rows and weights.
       unused_indices: for each trace, the indices of the variables for which this replica has no gradient.
@@ -122,8 +122,8 @@ class GradientSource:
     ):
         if (settings.jit_compile or settings.micro_steps > 1) and keyed_layers(model):
             raise InputError(
-                "A step of a model with a DynamicEmbedding is a single pass without XLA. Received: jit_compile or "
-                "accumulate_steps. Leave them out."
+                "A model with a DynamicEmbedding must be trained in a single pass, without XLA. Received: jit_compile or "
+                "accumulate_steps. Remove them."
             )
         self.model, self.strategy, self.settings, self.metrics = model, strategy, settings, metrics
         self.is_local = is_local
@@ -144,7 +144,7 @@ class GradientSource:
 
     def local_gradients(self, rows: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
         """Computes the gradients of a replica's rows in step `step`, scalar int64. A replica function."""
-        if not self.metrics.count_all_rows:
+        if not self.metrics.replicas_see_all_rows:
             batch_size = count_rows(rows.batch) if self.is_local else rows.batch_size
             return self._row_gradients(rows.batch, batch_size, step, collectives)
         rows = ReplicaRows(rows.batch, (rows.rows,), tf.convert_to_tensor(rows.batch_size))
@@ -163,7 +163,7 @@ class GradientSource:
         return frozenset.intersection(*self.unused_indices) if self.unused_indices else frozenset()
 
     def agree(self, result: ComputeResult, with_norm: tf.Tensor) -> ComputeResult:
-        """Returns the result with the norm, if requested or needed, and with equal values on every process."""
+        """Returns the result with equal values on every process, and with the gradient norm if it is requested or needed."""
         if self.settings.clip.norm:
             return result._replace(norm=global_norm(result.gradients))
         return result._replace(norm=tf.cond(with_norm, lambda: global_norm(result.gradients), lambda: result.norm))
@@ -180,7 +180,7 @@ class GradientSource:
     def _row_gradients(
         self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
     ) -> LocalGradients:
-        """Computes the gradients of rows, at once or in micro-steps; the loss is a mean over `batch_size` rows."""
+        """Computes the gradients of some of the `batch_size` rows of a batch, at once or in micro-steps."""
         differentiate = self._compile(self._differentiate)
         if self.settings.micro_steps == 1:
             return self._micro_step(differentiate, batch, batch_size)
@@ -189,7 +189,7 @@ class GradientSource:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         with self.strategy.layouts.compute_layouts(self.variables):
             values = [(variable, variable.value) for variable in self.model.variables]
-            with keras.StatelessScope(state_mapping=values):  # it must not update metrics of layers
+            with keras.StatelessScope(state_mapping=values):  # this pass must not update metrics of layers
                 outputs = self.strategy.layouts.lay_out_rows(self.model(x, training=False))
         parts = loss.terms(self.model, y, outputs, weight)
         totals = loss.totals(parts, batch_size, current())

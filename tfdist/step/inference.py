@@ -29,8 +29,11 @@ from tfdist.step.partitioned_step import Division, all_rows_step
 class Evaluator:
     """Evaluates one model; caches compiled functions."""
 
-    def __init__(self, model: keras.Model, strategy: Strategy, seed: int, metrics: ModelMetrics, drain: Any):
-        self._model, self._strategy, self._metrics, self._drain = model, strategy, metrics, drain
+    def __init__(
+        self, model: keras.Model, strategy: Strategy, seed: int, metrics: ModelMetrics, read_sums: Callable[[], Any]
+    ):
+        """Initializes the evaluator; `read_sums` is the result of `compile_read_and_reset`."""
+        self._model, self._strategy, self._metrics, self._read_sums = model, strategy, metrics, read_sums
         self._seed, self._seeds = seed, randomness.seed_states(model)
         if strategy.compiles_loops:
             self._run = tf.function(self._sum_on_device, autograph=False, reduce_retracing=True)
@@ -42,22 +45,22 @@ class Evaluator:
         """Returns the loss and the metrics over a whole data set, a source, as if it were one batch.
 
         Only a loss with `reduction="sum"` depends on `batch_size`, the examples per batch over all replicas. Raises
-        `InputError` if the strategy needs equal shares, and the data set cannot be divided equally.
+        `InputError` if the strategy needs the same number of examples on each replica, and this is not possible.
         """
-        # Shares must be equal: padding would count in metrics that ignore weights.
+        # Replicas must have equal numbers of examples: metrics that ignore weights would count padding.
         if self._strategy.compiles_replicas:
             check_batch_size(batch_size, self._strategy.replicas, equal=True)
             if data.size % self._strategy.replicas:
                 raise InputError(
-                    "The size of a data set to evaluate must be divisible by the number of replicas for this strategy. "
-                    f"Received: {data.size} examples and {self._strategy.replicas} replicas. Leave some out."
+                    "With this strategy, the number of examples to evaluate must be divisible by the number of replicas. "
+                    f"Received: {data.size} examples and {self._strategy.replicas} replicas. Drop the remaining examples."
                 )
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
         is_short = data.size % batch_size > 0
         static_rows = batch_size if self._metrics.division == "whole" and not is_short else None
         sums = self._sum_batches(iterator, pipeline.steps, is_short, static_rows)
-        metric_sums, regularization = self._drain(), self._strategy.parts.regularization(self._model)
+        metric_sums, regularization = self._read_sums(), self._strategy.parts.regularization(self._model)
         results = {"loss": loss.evaluation_loss(self._model, sums, regularization)}
         results |= self._metrics.results(metric_sums) if metric_sums else {}
         names = [mean.name for mean in self._metrics.losses]
@@ -79,8 +82,8 @@ class Evaluator:
         return np.sum(sums, axis=0)
 
     def _loop_on_host(self, iterator: Any, start: tf.Tensor, end: tf.Tensor, static_rows: int | None) -> tf.Tensor:
-        numbers = [tf.constant(number, tf.int64) for number in range(int(start), int(end))]
-        results = [self._evaluate_batch(next(iterator), number) for number in numbers]
+        batch_indices = [tf.constant(batch_index, tf.int64) for batch_index in range(int(start), int(end))]
+        results = [self._evaluate_batch(next(iterator), batch_index) for batch_index in batch_indices]
         return tf.add_n([self._strategy.local(sums)[0] for sums in results])
 
     def _sum_on_device(self, iterator: Any, start: tf.Tensor, end: tf.Tensor, static_rows: int | None) -> tf.Tensor:
@@ -100,16 +103,16 @@ class Evaluator:
         totals = self._strategy.run(merge, local_sums / len(self._strategy.local_replicas))
         return self._strategy.local(totals)[0]
 
-    def _batch_sums(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None = None) -> tf.Tensor:
-        if self._metrics.count_all_rows:
-            return self._share_of_sums(own_rows, number, static_rows)
+    def _batch_sums(self, own_rows: ReplicaRows, batch_index: tf.Tensor, static_rows: int | None = None) -> tf.Tensor:
+        if self._metrics.replicas_see_all_rows:
+            return self._share_of_sums(own_rows, batch_index, static_rows)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(own_rows.batch)
         rows, previous_values = own_rows.rows, [tf.identity(variable) for variable in self._metrics.variables]
         collectives = mask_if_empty(self._strategy.collectives, rows)
-        draws = self._draws(number, collectives.rank)
-        # A scalar is weighted by this replica's rows, since each row of the whole batch has the same weight.
+        random_scope = self._random_scope(batch_index, collectives.rank)
+        # A scalar loss or metric is weighted by this replica's number of rows: all rows of the global batch have equal weight.
         with using(collectives), weight_scalars(loss.to_floatx(rows)):
-            with self._strategy.layouts.compute_layouts(self._model.trainable_variables), draws:
+            with self._strategy.layouts.compute_layouts(self._model.trainable_variables), random_scope:
                 outputs = self._strategy.layouts.lay_out_rows(self._model(x, training=False))
                 parts = loss.terms(self._model, y, outputs, weight)
                 sums = loss.evaluation_sums(self._model, parts, rows, own_rows.batch_size)
@@ -122,8 +125,8 @@ class Evaluator:
             assign(self._metrics.variables, previous_values)
         return sums
 
-    def _share_of_sums(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> tf.Tensor:
-        """Returns this replica's share of the sums that one device computes from all rows of a batch."""
+    def _share_of_sums(self, own_rows: ReplicaRows, batch_index: tf.Tensor, static_rows: int | None) -> tf.Tensor:
+        """Returns this replica's share of the sums that a single device would compute from all rows of a batch."""
         collectives, division = self._strategy.collectives, self._metrics.division
 
         def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
@@ -133,15 +136,15 @@ class Evaluator:
             keras_internals.update_metrics(self._model, y, outputs, weight)
             return (), {"sums": sums}
 
-        with self._draws(number, collectives.rank if division == "partitioned" else 0):
+        with self._random_scope(batch_index, collectives.rank if division == "partitioned" else 0):
             arguments = self._model, self._metrics.variables, step, own_rows, collectives, static_rows
             result = all_rows_step(division, *arguments)
         result.assign()
         return result.values["sums"] / collectives.size
 
-    def _draws(self, number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
+    def _random_scope(self, batch: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
         size = self._strategy.collectives.size
-        return randomness.inference_draws(self._seeds, self._seed, number, replica, size, "evaluate")
+        return randomness.inference_random_scope(self._seeds, self._seed, batch, replica, size, "evaluate")
 
 
 def compile_prediction(
@@ -152,25 +155,25 @@ def compile_prediction(
     division: Division,
     metrics: Sequence[keras.Variable] = (),
 ) -> Callable[..., Any]:
-    """Returns a compiled function of per-replica rows, the batch number, and the static number of rows.
+    """Returns a compiled function (per-replica rows, batch index, static number of rows) -> outputs for all rows.
 
-    It returns the outputs for all rows of a batch. `compute_outputs` returns those for a batch, and may update
-    variables of `metrics`. `division` is not "own" if the outputs for a row may depend on other rows.
+    `compute_outputs` returns the outputs for a batch, and may update variables of `metrics`. `division` says which rows each
+    replica computes: its "own", or "partitioned" or "whole" if the output for a row may depend on other rows.
     """
     seeds = randomness.seed_states(model)
 
-    def outputs_of_batch(own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
-        """Computes the outputs for this replica's rows and gathers those of all, or computes those of one device."""
+    def outputs_of_batch(own_rows: ReplicaRows, batch_index: tf.Tensor, static_rows: int | None) -> Any:
+        """Computes this replica's outputs and gathers those of all replicas, or computes all outputs as on one device."""
         collectives = mask_if_empty(strategy.collectives, own_rows.rows)
-        replica, number = 0 if division == "whole" else collectives.rank, tf.cast(number, tf.int64)
-        draws = randomness.inference_draws(seeds, seed, number, replica, collectives.size, "predict")
+        replica, batch_index = 0 if division == "whole" else collectives.rank, tf.cast(batch_index, tf.int64)
+        random_scope = randomness.inference_random_scope(seeds, seed, batch_index, replica, collectives.size, "predict")
         structure: list[Any] = []
 
         def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
             structure[:] = [compute_outputs(batch)]
             return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
 
-        with strategy.layouts.compute_layouts(model.trainable_variables), draws:
+        with strategy.layouts.compute_layouts(model.trainable_variables), random_scope:
             if division == "own":
                 with using(collectives):
                     outputs = strategy.layouts.lay_out_rows(compute_outputs(own_rows.batch))
@@ -179,21 +182,21 @@ def compile_prediction(
         result.assign()
         return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
 
-    def predict(own_rows: Any, number: tf.Tensor, static_rows: int | None) -> Any:
-        outputs = strategy.run(functools.partial(outputs_of_batch, static_rows=static_rows), own_rows, number)
+    def predict(own_rows: Any, batch_index: tf.Tensor, static_rows: int | None) -> Any:
+        outputs = strategy.run(functools.partial(outputs_of_batch, static_rows=static_rows), own_rows, batch_index)
         return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
     return strategy.compiled(predict)
 
 
 def check_outputs(outputs: Any) -> Any:
-    """Returns the outputs for a batch; raises `InputError` if one of them is not a dense tensor of rows."""
+    """Returns the outputs for a batch; raises `InputError` if one is not a dense tensor with a batch axis."""
     for output in tf.nest.flatten(outputs):
         if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
             received = "a scalar" if isinstance(output, tf.Tensor) else f"a {type(output).__name__}"
             raise InputError(
-                "Predictions are concatenated by rows, so each output must be a dense tensor of rows. Received: "
-                f"{received}. Call the model itself."
+                "Predictions are concatenated along the batch axis, so each output must be a dense tensor whose first axis is "
+                f"the batch axis. Received: {received}. Call the model directly: model(x)."
             )
     return outputs
 
@@ -205,7 +208,7 @@ class Predictor:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, seed: int, division: Division):
-        """Initializes the predictor; `division` is not "own" if outputs for a row may depend on other rows."""
+        """Initializes the predictor; see `compile_prediction` for `division`."""
         self._strategy, self._division = strategy, division
 
         def outputs(batch: Any) -> Any:
@@ -218,9 +221,9 @@ class Predictor:
     def predict(self, examples: Examples, batch_size: int, limit: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.
 
-        Every process must read all of them. At most `limit` examples are used, in their natural order and `batch_size`
-        at a time over all replicas; targets and weights are ignored. Raises `InputError` if the outputs have no rows,
-        the data does not fit the model, or the strategy needs equal shares, which the data cannot give.
+        Every process must consume the whole iterator. At most `limit` examples are used, in their natural order and
+        `batch_size` at a time over all replicas; targets and weights are ignored. Raises `InputError` if an output has no
+        batch axis, the data does not fit the model, or the examples of a stream cannot be divided as the strategy needs.
         """
         size = examples.size if limit is None else min(examples.size, limit)
         divisor = self._strategy.replicas if self._strategy.compiles_replicas else 1
@@ -229,8 +232,8 @@ class Predictor:
         if padded_size > examples.size:
             if not isinstance(examples, Source):
                 raise InputError(
-                    "The number of examples of a stream must be divisible by the number of replicas for this strategy. "
-                    f"Received: {examples.size} examples and {divisor} replicas. Leave some out, or give arrays."
+                    "With this strategy, the number of examples of a stream must be divisible by the number of replicas. "
+                    f"Received: {examples.size} examples and {divisor} replicas. Drop the remaining examples, or pass arrays."
                 )
             examples = PaddedSource(examples, divisor)
 
@@ -239,11 +242,11 @@ class Predictor:
 
         iterator = self._strategy.distribute(batches)
         with explain_mismatch(examples.element_spec[:1]):
-            for number, start in enumerate(range(0, padded_size, batch_size)):
+            for batch_index, start in enumerate(range(0, padded_size, batch_size)):
                 # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
                 rows = min(padded_size - start, batch_size)
                 static_rows = rows if self._division == "whole" else None
-                arguments = next(iterator), tf.constant(number, tf.uint64), static_rows
+                arguments = next(iterator), tf.constant(batch_index, tf.uint64), static_rows
                 self._strategy.trace_together(self._predict, *arguments)
                 outputs = self._predict(*arguments)
                 arrays = [self._to_host(value, rows) for value in tf.nest.flatten(outputs)]
@@ -254,11 +257,11 @@ class Predictor:
         if array.shape[0] != rows:
             raise InputError(
                 f"Each output of a model must have a row for each example. Received: an output of shape {array.shape} for "
-                f"{rows} examples. Call the model itself."
+                f"{rows} examples. Call the model directly: model(x)."
             )
         return array
 
 
 def concatenate_rows(parts: Iterator[Any]) -> Any:
-    """Concatenates structures of arrays by rows."""
+    """Concatenates structures of arrays along the first axis."""
     return tf.nest.map_structure(lambda *rows: np.concatenate(rows), *parts)

@@ -1,4 +1,4 @@
-"""State that layers assign in a step: which variables, how replicas average them, and how a skipped step undoes them."""
+"""Finds the state that layers assign in a step, averages it over replicas, and restores it if the step is skipped."""
 
 import contextlib
 import itertools
@@ -18,12 +18,12 @@ from tfdist.step.settings import Settings
 from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
 
 
-# A Keras variable has a copy on each replica. A `tf.Variable` that is created outside of a strategy's scope has none: each
-# replica assigns it, and a counter, for example, counts every step once per replica.
+# A Keras variable has a copy on each replica. A `tf.Variable` that is created outside of a strategy's scope has no copies:
+# every replica assigns it, so a counter, for example, is incremented once per replica in every step.
 def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: int) -> None:
     """Raises `InputError` if a step assigns a shared `tf.Variable` of the model, its layers or its metrics.
 
-    Call it in a replica function after the step is traced; `operations` is the number of operations before the step.
+    It must be called in a replica function, after the step is traced. `operations` is the number of operations before it.
     """
     if len(strategy.local_replicas) < 2 or tf.executing_eagerly():
         return
@@ -34,7 +34,7 @@ def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: 
         raise InputError(
             "A variable that a step assigns must be a Keras variable, with a copy on each replica. Received: a tf.Variable "
             f"of {owner_name}, {variable.name}, which {len(strategy.local_replicas)} replicas would assign one after "
-            "another. Create it with add_weight, or with add_variable in a metric."
+            "another. Create the variable with add_weight, or with add_variable in a metric."
         )
 
 
@@ -60,9 +60,9 @@ class SideEffects:
 
     Moving statistics and metrics are always restored. Any other variable, such as a layer's counter or normalized weight,
     is restored only if the traced forward pass assigns it, because keeping the values of all weights would need the memory
-    of another copy. States of random layers are not restored, because each step sets them. Neither are tables in which a
-    step updates only some rows, because TensorFlow copies such a table whenever it is read as a whole, nor variables of
-    stages that are spread over devices.
+    of another copy. States of random layers are not restored, because each step sets them. Tables in which a step
+    updates only some rows are not restored either, because TensorFlow copies such a table whenever it is read as a whole;
+    nor are variables of stages that are spread over devices.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, settings: Settings, metrics: Sequence[keras.Variable]):
@@ -84,7 +84,7 @@ class SideEffects:
         return Values(tracked, untracked, keras_internals.count_operations())
 
     def end(self, initial: Values) -> list[tf.Tensor]:
-        """Returns the values that `undo` restores. Call it after the forward pass is traced.
+        """Returns the values that `undo` restores; must be called after the forward pass is traced.
 
         Raises `InputError` if the forward pass assigns a variable that replicas share.
         """
@@ -94,7 +94,7 @@ class SideEffects:
         return [*initial.tracked, *itertools.compress(initial.untracked, are_assigned)]
 
     def statistics_to_average(self, results: Any, initial: Values) -> list[keras.Variable]:
-        """Returns the statistics to average: those that the forward pass assigns and later steps use."""
+        """Returns the statistics to average: those that the forward pass assigns and that later steps use."""
         known_ids = {id(variable) for variable in self._averaged_statistics}
         feedback = feedback_variables(self._user_state, results, initial.operations)
         return [*self._averaged_statistics, *(variable for variable in feedback if id(variable) not in known_ids)]
@@ -107,20 +107,20 @@ class SideEffects:
             assign(self._assigned_variables, initial_values[count:])
 
     def undo_if_empty(self, rows: tf.Tensor, initial: Values) -> None:
-        """Restores variables that depend on a replica's rows if it has none: means over no rows are NaN."""
+        """Restores variables that depend on a replica's rows if it has no rows, because means over no rows are NaN."""
         variables = [self._tracked[i] for i in self._row_indices]
         restore_unless(rows > 0, variables, [initial.tracked[i] for i in self._row_indices])
 
 
 def user_state(model: keras.Model, strategy: Strategy) -> tuple[list[keras.Variable], list[keras.Variable]]:
-    """Returns the floating-point and the other state of user-defined layers; empty if a process has only some stages."""
+    """Returns the floating-point state and the other state of user-defined layers; empty if a process has only some stages."""
     state = keras_internals.user_layer_state(model) if strategy.trains_whole_model else []
     floating = [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
     return floating, [variable for variable in state if not tf.as_dtype(variable.dtype).is_floating]
 
 
 def feedback_variables(variables: Sequence[keras.Variable], results: Any, operations: int) -> list[keras.Variable]:
-    """Returns the variables that are assigned and then used after the first `operations`; in a replica function."""
+    """Returns the variables that operations after the first `operations` assign and then use. A replica function."""
     if not variables:
         return []
     tensors = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if isinstance(leaf, tf.Tensor)]
@@ -133,7 +133,7 @@ def restore_unless(condition: tf.Tensor, variables: Sequence[keras.Variable], va
 
 
 def select(condition: tf.Tensor, values: Sequence[tf.Tensor], alternatives: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Selects values by a scalar condition, which is broadcast because DTensor crashes on scalar conditions."""
+    """Selects `values` where a scalar condition is True; it is broadcast because DTensor crashes on scalar conditions."""
     return [tf.where(tf.broadcast_to(condition, x.shape), x, y) for x, y in zip(values, alternatives, strict=True)]
 
 
@@ -149,7 +149,7 @@ MEAN_DTYPE = tf.float64
 
 
 def weighted_terms(values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the terms of weighted means of floating-point values, in `MEAN_DTYPE`: each times the weight, and the weight.
+    """Returns the terms of weighted means of floating-point values, in `MEAN_DTYPE`: each value * weight, then the weight.
 
     `weight` is a scalar, such as a number of rows; if it is zero, values may be NaN.
     """
@@ -195,9 +195,9 @@ class TemporaryValues:
     ):
         """Initializes the context for variables of the model or the optimizer.
 
-        `compute_values` is a replica function that maps this replica's values to the temporary ones, `are_local` tells
-        whether each replica has its own values, and `values_differ` whether the temporary ones may differ from the
-        original ones.
+        `compute_values` is a replica function that maps this replica's values to the temporary values, `are_local`
+        indicates whether each replica has its own values, and `values_differ` returns whether the temporary values may
+        differ from the original values.
         """
         self._variables, self._strategy, self._values = list(variables), strategy, compute_values
         self._are_local, self._values_differ = are_local, values_differ

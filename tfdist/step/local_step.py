@@ -21,7 +21,7 @@ _STOPPED = State("exchange/stopped", (), tf.bool, per_replica=True)
 def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loop:
     """Returns a loop like that of `compile_loop`, in which each replica trains on its own rows without communication.
 
-    Without loss scaling, a replica's weights stay unchanged after a step that was not finite.
+    Without loss scaling, a replica's weights stay unchanged after a step whose loss or gradients were not finite.
     """
     local_count = len(strategy.local_replicas)
     counted_rows, stopped = store.variables([ROWS, _STOPPED])
@@ -61,13 +61,13 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
 
 
 def _merge_reports(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> LoopResult:
-    """Merges the reports of all replicas in one message.
+    """Merges the reports of all replicas with one all-reduce.
 
-    `report` has, for each step, [local replicas, 4] float64: loss, rows, is finite, may continue.
+    `report` has, for each step, [local replicas, 4] float64: loss, number of rows, is finite, may continue.
     """
     losses, rows, is_finite, may_continue = tf.unstack(report.values[0], axis=-1)  # each [steps, local replicas]
     applied_rows = rows * is_finite
-    losses = tf.where(is_finite > 0, losses, 0.0)  # the loss of a replica that skips may be NaN
+    losses = tf.where(is_finite > 0, losses, 0.0)  # the loss of a replica that skips the step may be NaN
     ranks = tf.one_hot(list(strategy.local_replicas), strategy.replicas, dtype=tf.float64)  # [local, replicas]
     sums = tf.reduce_sum(tf.stack([losses * applied_rows, applied_rows]), axis=-1)
     parts = [sums, tf.transpose((1 - is_finite) @ ranks), tf.transpose((1 - may_continue) @ ranks)]

@@ -1,4 +1,4 @@
-"""The loss of a global batch that is split over replicas, from separate numerators and denominators.
+"""Computes the loss of a global batch that is split over replicas, from separate numerators and denominators.
 
 Keras's loss of a batch is sum(values * weights) / count. If replicas have different numbers of rows, masks or sample
 weights, it differs from the mean of the replicas' losses. Here each replica computes its numerator, the denominators
@@ -24,11 +24,11 @@ class Term(NamedTuple):
 
     numerator: tf.Tensor  # scalar; sum of weighted values over this replica's rows
     denominator: tf.Tensor  # scalar; this replica's part of the divisor of the sum of numerators
-    # Number or scalar; denominator per row if it is equal for all rows, in which case the total is known without
-    # communication; None if it depends on the data; 0 if training uses the sum
+    # Number or scalar; the denominator per row if it is equal for all rows, so that the total is known without
+    # communication; None if the denominator depends on the data; 0 if training uses the sum
     per_row: int | tf.Tensor | None
     weight: float  # weight of this loss among the model's losses
-    # Scalar; values per row of a loss without reduction, whose mean is recorded; None for other losses
+    # Scalar; number of values per row for a loss without reduction, whose mean is recorded; None for other losses
     values_per_row: tf.Tensor | None = None
 
     @property
@@ -58,8 +58,8 @@ def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> l
 def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
     """Returns the denominators of the global batch, of `batch_size` rows, one per term.
 
-    `parts` is the result of `terms` for all of this replica's rows. Those that depend on the data are summed in one
-    message.
+    `parts` is the result of `terms` for all of this replica's rows. Denominators that depend on the data are summed with
+    one all-reduce.
     """
     indices = [i for i, part in enumerate(parts) if part.per_row is None]
     denominators = [
@@ -76,7 +76,7 @@ def total_of(summands: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of a model's losses, or of shares of them; raises `InputError` if there are none."""
     if not summands:
         raise InputError(
-            "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
+            "Training a model requires a loss. Received no loss. Pass `loss=`, or use `add_loss` in a layer."
         )
     return sum(summands[1:], start=summands[0])
 
@@ -91,12 +91,12 @@ def training_losses(
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
     """Returns shares of the loss to differentiate, of the recorded loss, and of each loss with which the model was compiled.
 
-    The shares of all replicas and micro-steps add up to the global batch's losses. The first two are the same tensor if the
-    losses are equal: for a loss without reduction, which is a vector, Keras differentiates the sum and records the mean.
+    The sum of the shares of all replicas and micro-steps is the global batch's loss. The first two are the same tensor if
+    the losses are equal: for a loss without reduction, which is a vector, Keras differentiates the sum and records the mean.
 
-    `layer_losses` are losses added by layers in the forward pass, which are means over this share's rows, and those of
-    weights; `parts` and `totals` are the results of `terms` and `totals`. This share has `rows`, a scalar integer, of
-    the `batch_size` rows of the global batch. `add` adds shares.
+    `layer_losses` are the losses added by layers in the forward pass, which are means over this share's rows, and the losses
+    of weights; `parts` and `totals` are the results of `terms` and `totals`. This share has `rows`, a scalar integer, of
+    the `batch_size` rows of the global batch. `add` sums shares of losses.
     """
     share, (data_losses, weight_losses) = to_floatx(rows) / to_floatx(batch_size), layer_losses
 
@@ -140,9 +140,9 @@ def mean_over_rows(
 def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batch_size: int | tf.Tensor) -> tf.Tensor:
     """Returns one replica's numerators and denominators of a batch, as a vector that can be summed.
 
-    Sum it over batches and replicas for `evaluation_loss`. Call it after the model's forward pass, when its added
-    losses are up to date. `parts` is the result of `terms`, `rows` is a scalar integer, this replica's rows, and
-    `batch_size` those of all.
+    `evaluation_loss` takes the sum over batches and replicas. It must be called after the model's forward pass, which
+    updates the losses added by layers. `parts` is the result of `terms`, `rows` is a scalar integer, the number of this
+    replica's rows, and `batch_size` is the number of rows of all replicas.
     """
     count = tf.cast(rows, tf.float64)
     layer_losses = [tf.cast(tf.reduce_sum(loss), tf.float64) * count for loss in keras_internals.data_losses(model)]

@@ -1,7 +1,7 @@
-"""Metrics of a global batch: each replica's sums are merged once per call, and summed on the host in float64.
+"""Metrics of global batches: each replica's sums are merged once per call of the loop, and added on the host in float64.
 
 Keras metrics store sums (a total and a count, or the counts of a confusion matrix), so the global values are sums over
-replicas and calls. Merged values leave the device once per call, and the variables on the device are reset to zero.
+replicas and calls. Merged values are copied to the host once per call, and the variables on the device are reset to zero.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from tfdist.step.loss import to_floatx
 from tfdist.step.partitioned_step import Division
 
 # The weight of scalars in Keras's means, such as the result of a metric function that returns the mean of its batch.
-# `keras.metrics.Mean` counts a scalar as 1. That is correct for a whole batch, but on a replica the scalar is a mean over the
-# replica's rows, and must be weighted by them.
+# `keras.metrics.Mean` gives a scalar the weight 1. This is correct for a whole batch, but on a replica the scalar is a mean
+# over the replica's rows, and must be weighted by their number.
 _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weight of scalars", default=None)
 
 
 def weight_scalars(weight: tf.Tensor | None) -> contextlib.AbstractContextManager[None]:
-    """Context in which `keras.metrics.Mean` and its subclasses weight scalars that have no sample weight.
+    """Context in which `keras.metrics.Mean` and its subclasses apply a weight to scalars without a sample weight.
 
     Values with rows are averaged over rows as usual. A scalar in `keras.metrics.Sum` is added unchanged, because it may
     be a sum or a mean over rows. A mean that is updated inside a `tf.function` of the model's code is not weighted,
     because such a function is not retraced for each caller. `weight` is a floating-point scalar, the replica's fraction
-    of the rows of a batch; None for unpatched Keras.
+    of the rows of a batch; None for the behavior of Keras.
     """
     _patch()
     return keras_internals.context_value(_weight, weight)
@@ -57,51 +57,51 @@ def _patch() -> None:
 class LossShare(NamedTuple):
     """One replica's share of the loss of some rows of a global batch."""
 
-    value: tf.Tensor  # scalar; the shares add up to the global batch's recorded loss
+    value: tf.Tensor  # scalar; the sum of all shares is the global batch's recorded loss
     terms: list[tf.Tensor]  # scalars; shares of each loss with which the model was compiled, before weighting
-    rows: tf.Tensor  # scalar integer; rows of this share
-    batch_size: int | tf.Tensor  # rows of the global batch
+    rows: tf.Tensor  # scalar integer; number of rows of this share
+    batch_size: int | tf.Tensor  # number of rows of the global batch
 
 
 class ModelMetrics:
     """The metrics that a trainer records: compiled metrics, and metrics of the model and its layers.
 
-    `variables` are those of the metrics and of `losses`.
+    `variables` are the variables of the metrics and of `losses`.
     """
 
     def __init__(self, model: keras.Model):
         self._model = model
         self.division: Division = "own"  # the rows that each replica computes
-        self.kept: frozenset[int] = frozenset()  # indices of the variables that do not add up over batches
+        self.kept: frozenset[int] = frozenset()  # indices of the variables that are not sums over batches
         # Keras's means of the outputs' losses; empty if there is a single loss
         self.losses = keras_internals.loss_means(model)[1:]
         loss_variables = [variable for mean in self.losses for variable in mean.variables]
         self.variables = [*keras_internals.metric_variables(model), *loss_variables]
 
     @property
-    def count_all_rows(self) -> bool:
-        """Whether each replica's variables count all rows rather than its own."""
+    def replicas_see_all_rows(self) -> bool:
+        """Whether each replica's variables are computed from all rows, not only from its own."""
         return self.division != "own"
 
     def keep(self, names: Collection[str]) -> None:
-        """Declares the metrics that do not add up over batches, such as a maximum."""
+        """Declares the metrics that are not sums over batches, such as a maximum, by name."""
         metrics = keras_internals.named_metrics(self._model)
         names_of_variables = [name for name, metric in metrics for _ in metric.variables]
         self.kept = frozenset(i for i, name in enumerate(names_of_variables) if name in names)
 
     def restore_kept(self, values: Sequence[np.ndarray], strategy: Strategy) -> None:
-        """Assigns values to the kept variables on every replica, from which the next batches continue."""
+        """Assigns values to the kept variables on every replica, so that the next batches update these values."""
         indices = self.kept if values else ()
         assign_values([self.variables[i] for i in indices], [values[i] for i in indices], strategy)
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
-        """Updates the metrics with one replica's rows; inside a replica function."""
+        """Updates the metrics with one replica's rows. A replica function."""
         with weight_scalars(to_floatx(share.rows) / to_floatx(share.batch_size)):
             keras_internals.update_metrics(self._model, y, outputs, weight)
         track_outputs(self.losses, share.terms, share.rows, share.batch_size)
 
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
-        """Returns the losses of the outputs and the metrics by their names in records, given values of `variables`."""
+        """Returns the losses of the outputs and the metrics, by name in records, for values of `variables`."""
         count = len(keras_internals.metric_variables(self._model))
         means = zip(self.losses, values[count::2], values[count + 1 :: 2], strict=True)
         output_losses = {mean.name: float(total / max(rows, 1e-300)) for mean, total, rows in means}
@@ -117,7 +117,7 @@ class KerasMetrics(ModelMetrics):
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         super().update(y, outputs, weight, share)
-        mean = keras_internals.loss_means(self._model)[0]  # over batches, each weighted by its rows
+        mean = keras_internals.loss_means(self._model)[0]  # over batches, each weighted by its number of rows
         mean.total.assign_add(tf.cast(share.value, mean.total.dtype) * tf.cast(share.batch_size, mean.total.dtype))
         mean.count.assign_add(tf.cast(share.rows, mean.count.dtype))
 
@@ -134,7 +134,7 @@ class KerasMetrics(ModelMetrics):
         return {key.partition("/")[2]: value for key, value in self.by_metric(values).items()}
 
     def by_metric(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Returns the results of each metric; keys are "index of the metric in the model/name in logs"."""
+        """Returns the results of each metric; a key is the metric's index in the model, "/", and the name in logs."""
         sums = dict(zip(map(id, self.variables), values, strict=True))
         # Means are computed without TensorFlow operations.
         means = {mean: _quotient(mean, sums[id(mean.total)], sums[id(mean.count)]) for mean in self._means}
@@ -151,7 +151,7 @@ class KerasMetrics(ModelMetrics):
 
 @contextlib.contextmanager
 def replaced_results(functions: Mapping[keras.Metric, Callable[[], Any]]) -> Iterator[None]:
-    """Context in which functions replace the method `result` of metrics."""
+    """Context in which functions replace the `result` methods of metrics."""
     for metric, function in functions.items():
         metric.__dict__["result"] = function
     try:
@@ -168,7 +168,6 @@ def _quotient(mean: keras.metrics.Mean, total: np.ndarray, count: np.ndarray) ->
 
 
 def _to_python(value: Any) -> Any:
-    """Converts a value to a number or an array."""
     array = np.asarray(value)
     return array if array.ndim else array.item()
 
@@ -178,8 +177,8 @@ def track_outputs(
 ) -> None:
     """Adds shares of the outputs' losses to Keras's means over batches, with equal weight for each batch.
 
-    Keras weights by the static batch size, which is unknown if batch sizes vary. A model with a single loss has no
-    separate mean for it.
+    Keras weights a batch by its static size, which is unknown if batch sizes vary. A model with a single loss has no
+    separate mean for that loss.
     """
     for mean, value in zip(means, values, strict=False):
         mean.total.assign_add(tf.cast(value, mean.total.dtype))
@@ -187,7 +186,7 @@ def track_outputs(
 
 
 def add_sums(sums: Sequence[np.ndarray], values: Sequence[np.ndarray], kept: Collection[int] = ()) -> list[np.ndarray]:
-    """Adds the merged values of a call to sums, which may be empty; values with `kept` indices include the previous ones."""
+    """Adds the merged values of a call to sums, which may be empty; values with `kept` indices already include the sums."""
     pairs = enumerate(zip(sums or values, values, strict=True))
     return [b if i in kept or not sums else a + b for i, (a, b) in pairs]
 
@@ -199,7 +198,7 @@ def assign_values(variables: Sequence[keras.Variable], values: Sequence[np.ndarr
 
 
 def check_names(model: keras.Model) -> None:
-    """Raises `InputError` if metrics updated by a call of the model share a name with each other or a compiled metric."""
+    """Raises `InputError` if a metric updated by calls of the model has the name of another such or compiled metric."""
     names = [name for name, _ in keras_internals.metrics_updated_by_calls(model)]
     compiled_names = [metric.name for metric in keras_internals.compiled_metrics(model)]
     for name in names:
@@ -217,7 +216,7 @@ def check_sums(metrics: Sequence[keras.Metric]) -> None:
             if isinstance(value, tf.Variable):
                 raise InputError(
                     f"A metric's variables must be Keras variables, which are summed over replicas. Received: {metric.name} "
-                    f"with a tf.Variable, {attribute}. Create it with add_variable."
+                    f"with a tf.Variable, {attribute}. Create the variable with add_variable."
                 )
         with keras.StatelessScope() as scope:
             metric.reset_state()
@@ -225,33 +224,33 @@ def check_sums(metrics: Sequence[keras.Metric]) -> None:
             received = f"Received: {metric.name} with {variable.path}"
             if variable.aggregation != "sum":
                 raise InputError(
-                    "A metric's variables must add up over replicas (aggregation='sum'). "
-                    f"{received} of aggregation={variable.aggregation!r}."
+                    "A metric's variables must be sums over replicas (aggregation='sum'). "
+                    f"{received}, which has aggregation={variable.aggregation!r}."
                 )
             value = scope.get_current_value(variable)
             if value is None or np.any(np.asarray(value)):
                 raise InputError(
                     "A metric's reset_state must set all of its variables to 0, because they are summed over replicas from "
-                    f"one reset to the next. {received}, which {'is kept' if value is None else 'becomes another value'}. "
-                    "Reset it, too, and keep what should last in a callback."
+                    f"one reset to the next. {received}, which {'is not reset' if value is None else 'gets another value'}. "
+                    "Reset the variable to 0, and store values that must persist in a callback."
                 )
 
 
-def make_drain(metrics: ModelMetrics, strategy: Strategy) -> Callable[[], list[np.ndarray]]:
+def compile_read_and_reset(metrics: ModelMetrics, strategy: Strategy) -> Callable[[], list[np.ndarray]]:
     """Returns a function that merges the metrics' variables over replicas, resets them and returns the sums."""
     if not metrics.variables:
         return list
-    compiled_drain = tf.function(lambda: drain(metrics, strategy), autograph=False)
-    return lambda: [np.asarray(value, np.float64) for value in compiled_drain()]
+    compiled_function = tf.function(lambda: read_and_reset(metrics, strategy), autograph=False)
+    return lambda: [np.asarray(value, np.float64) for value in compiled_function()]
 
 
-def drain(metrics: ModelMetrics, strategy: Strategy) -> list[tf.Tensor]:
+def read_and_reset(metrics: ModelMetrics, strategy: Strategy) -> list[tf.Tensor]:
     """Merges the metrics' variables over replicas, resets them and returns the sums; in a compiled function."""
     variables = metrics.variables
 
     def replica_function() -> list[tf.Tensor]:
         totals = [tf.identity(variable.value) for variable in variables]
-        if not metrics.count_all_rows:
+        if not metrics.replicas_see_all_rows:
             totals = Bucketed(Sum()).reduce(totals, [], strategy.job_collectives, name="metrics").totals
         with tf.control_dependencies(totals):
             for variable in variables:

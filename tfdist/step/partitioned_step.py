@@ -1,7 +1,7 @@
-"""A single-device step over all rows of a batch, for code that combines values of rows.
+"""Partitions a single-device step over all rows of a batch, for code that combines values of several rows.
 
-The step is traced for one device and emitted for each replica, with the sums and rows of other replicas that its
-operations need; see `tfdist.row_semantics.partitioning`. A step that cannot be partitioned is computed by each replica.
+The step is traced for one device and emitted for each replica, with communication of the sums and rows of other replicas
+that its operations need; see `tfdist.row_semantics.partitioning`. Other steps are computed by each replica.
 """
 
 import logging
@@ -25,7 +25,7 @@ from tfdist.row_semantics.tracing import FAILURES, Trace, trace_function, variab
 
 _log = logging.getLogger(__name__)
 
-# The rows that a replica computes: its own, its own with what operations need of others, or the whole batch.
+# The rows that a replica computes: its own; its own, with the values of other rows that operations need; or the whole batch.
 Division = Literal["own", "partitioned", "whole"]
 # (batch) -> gradients, and values by name; computes them from all rows, on one device
 OneDeviceStep = Callable[[Any], tuple[Sequence[tf.Tensor | tf.IndexedSlices], Mapping[str, Any]]]
@@ -34,14 +34,14 @@ OneDeviceStep = Callable[[Any], tuple[Sequence[tf.Tensor | tf.IndexedSlices], Ma
 class StepResult(NamedTuple):
     """The result of a partitioned step on each replica."""
 
-    # A replica's shares; their sums over replicas are the gradients of the batch
+    # This replica's shares, whose sums over replicas are the gradients of the batch
     gradients: list[tf.Tensor | tf.IndexedSlices]
     totals: list[tf.Tensor] | None  # the gradients of the batch if each replica computed them from sums, else None
     values: dict[str, tf.Tensor]  # the values that the step returns, equal on every replica
     assigned: list[tuple[keras.Variable, tf.Tensor]]  # variables and the values that the step assigns to them
 
     def assign(self) -> None:
-        """Assigns the values."""
+        """Assigns the values of `assigned`."""
         for variable, value in self.assigned:
             variable.assign(value)
 
@@ -64,7 +64,7 @@ def all_rows_step(
 
 
 def gather_batch(own_rows: ReplicaRows, collectives: Collectives, static_rows: int | None) -> Any:
-    """Returns the rows of all replicas, of a static number if it is known; inside a replica function.
+    """Returns the rows of all replicas, `static_rows` if this number is known. A replica function.
 
     Cost: one all-gather of the batch.
     """
@@ -85,7 +85,7 @@ def partition_step(
 ) -> StepResult:
     """Emits a step for a replica's rows into the current graph; `metrics` are the variables of the model's metrics.
 
-    Raises `NotPartitionedError` if it cannot be partitioned.
+    Raises `NotPartitionedError` if the step cannot be partitioned.
     """
     weights = model.trainable_variables
     state = variables_of_state(metrics, model.non_trainable_variables)
@@ -102,7 +102,7 @@ def partition_step(
     assignments = trace.assignments(variables)
     weight_ids = {id(variable) for variable in weights}
     if trace.assigns_others or any(id(variable) in weight_ids for variable, _ in assignments):
-        raise NotPartitionedError("it assigns variables that are trained, or are not the model's")
+        raise NotPartitionedError("it assigns variables that are trained or do not belong to the model")
     local_layers = [layer for layer in keras_parts.normalizations(model) if not layer.synchronized]
     normalization = {id(variable) for layer in local_layers for variable in layer.variables}
     local_pairs = [pair for pair in assignments if id(pair[0]) in normalization]
@@ -140,7 +140,7 @@ def communication(
             _log.debug("A step of %s is not partitioned: %s", model.name, error_summary(error))
             return Communication(obstacle="it cannot be traced for any number of rows")
     if static_reads and has_static_rows(spec):
-        return Communication(obstacle="it may do something else for this number of rows than for others")
+        return Communication(obstacle="its computation may depend on the static number of rows")
     return Communication(recording.calls)
 
 

@@ -1,4 +1,4 @@
-"""A training step in a process with some stages of a model, which computes its actions of a pipeline schedule."""
+"""The gradients of a process that has some stages of a model, computed in the order of a pipeline schedule."""
 
 import contextlib
 import itertools
@@ -32,15 +32,15 @@ class MicroBatch(NamedTuple):
     """The arguments of the forward pass of a stage for a micro-batch."""
 
     rows: Any  # (x, y) or (x, y, sample_weight)
-    number: tf.Tensor  # scalar; index in the step
+    number: tf.Tensor  # scalar; index of the micro-batch in the step
     step: tf.Tensor  # scalar int64; number of previous updates
     replica: tf.Tensor | int  # rank of the replica
     totals: list[tf.Tensor]  # denominators of the losses; empty in stages other than the last
-    batch_size: int | tf.Tensor  # rows of the global batch
+    batch_size: int | tf.Tensor  # number of rows of the global batch
 
 
 class PipelinedGradients(GradientSource):
-    """Computes the gradients of this process's stages in micro-batches. Loss, norm and finiteness cover all stages."""
+    """Computes the gradients of this process's stages in micro-batches. The loss and the gradient norm cover all stages."""
 
     model: StagedModel
     strategy: HasStages
@@ -68,7 +68,7 @@ class PipelinedGradients(GradientSource):
     def _row_gradients(
         self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
     ) -> LocalGradients:
-        """See base class. The loss is the share of this process's stages."""
+        """See base class. The returned loss is the share of this process's stages."""
         self.begin()
         strategy = self.strategy
         totals = self.totals(batch, batch_size) if strategy.is_last else []
@@ -96,9 +96,9 @@ class PipelinedGradients(GradientSource):
     def totals(self, batch: Any, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
         """Returns the denominators of the losses, which the first backward pass needs.
 
-        They depend on the data only through masks and weights. Masks come from a forward pass of the whole model, in which
-        weights of other processes are zeros; its other operations are never run, except for side effects such as
-        `tf.py_function`. Without masks, there is no such pass.
+        They depend on the data only through masks and weights. Masks are computed by a forward pass of the whole model, in
+        which the weights of other processes are zeros. Only operations for masks and side effects such as `tf.py_function`
+        are run. Without masks, there is no such pass.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         unmasked_outputs = self.model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
@@ -110,14 +110,14 @@ class PipelinedGradients(GradientSource):
         for term in terms:
             if term.per_row is None and keras_internals.is_computed_from(term.denominator, zeros):
                 raise InputError(
-                    "The masks of a pipeline's outputs must depend on its inputs alone, as they are needed before the first "
-                    "backward pass. Received: a mask that depends on weights. Compute it from an input, or use another "
-                    "--strategy."
+                    "The masks of a pipeline's outputs must depend only on its inputs, because they are needed before the "
+                    "first backward pass. Received: a mask that depends on weights. Compute the mask from an input, or use "
+                    "another --strategy."
                 )
         return loss.totals(terms, batch_size, current())
 
     def agree(self, result: ComputeResult, with_norm: tf.Tensor) -> ComputeResult:
-        """See base class. Sends one message; the first stage of a shared variable adds its gradient to the norm.
+        """See base class. Sends one message. The first stage of a shared variable adds its gradient to the norm.
 
         Gradients of shared variables are summed over their stages here, after the reduction over replicas: the messages of
         two stages contain different tensors, and an engine's sums may depend on them.
@@ -141,15 +141,15 @@ class PipelinedGradients(GradientSource):
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor, tf.Tensor]:
         """Returns the tensors that a stage sends for a micro-batch, and its shares of the differentiated and recorded loss.
 
-        The two losses are the same tensor if they are equal. The last stage updates metrics. `received` are tensors from
-        the previous stage, and `values` is a context in which variables have other values.
+        The two losses are the same tensor if they are equal. The last stage updates metrics. `received` are the tensors
+        from the previous stage, and `values` is a context in which variables have other values.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(micro_batch.rows)
         batch_size = micro_batch.batch_size
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         share = loss.to_floatx(rows) / loss.to_floatx(batch_size)
         operations = keras_internals.count_operations()
-        with values or contextlib.nullcontext(), weight_scalars(share), self._draws(micro_batch):
+        with values or contextlib.nullcontext(), weight_scalars(share), self._random_scope(micro_batch):
             outputs, sent = graph.call(self.model.cut.named_inputs(x), received, training=True)
             layer_losses = graph.take_data_losses(), graph.weight_losses()
         self._check_state(graph, (outputs, sent, layer_losses), operations)
@@ -167,18 +167,18 @@ class PipelinedGradients(GradientSource):
         state = [variable for variable in variables if id(variable) in self._layer_state]
         if feedback := feedback_variables(state, results, operations):
             raise InputError(
-                "Layers of a pipeline must not compute with state that they assign in training, as one device would assign it "
-                f"once in a step. Received: {feedback[0].path}, with "
+                "Layers of a pipeline must not compute with state that they assign in training, because one device would "
+                f"assign it once per step. Received: {feedback[0].path}, with "
                 f"{count_of(self.strategy.micro_batches, 'micro-batch')} and {count_of(self.strategy.replicas, 'replica')}. "
                 "Use another --strategy."
             )
 
-    def _draws(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
+    def _random_scope(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
         """Returns the context of random operations outside of the model's generators."""
         if self.strategy.replicas * self.strategy.micro_batches == 1:
             return contextlib.nullcontext()
         position = micro_batch.step, micro_batch.replica, micro_batch.number
-        return randomness.micro_batch_draws(self.seeds, self.settings.seed, *position)
+        return randomness.micro_batch_random_scope(self.seeds, self.settings.seed, *position)
 
 
 class _Stage:
@@ -231,7 +231,7 @@ def split_rows(batch: Any, micro_batches: int) -> list[Any]:
     rows = first_leaf.shape[0]
     if rows is None or rows % micro_batches:
         raise InputError(
-            f"The rows of each replica must divide into micro-batches of equal size. Received: {rows} rows and "
+            f"The rows of each replica must be divisible into micro-batches of equal size. Received: {rows} rows and "
             f"--micro_batches={micro_batches}. Choose a --batch_size that is divisible by replicas times micro-batches."
         )
     slices = [slice(start, start + rows // micro_batches) for start in range(0, rows, rows // micro_batches)]

@@ -1,4 +1,4 @@
-"""The reduction of a step: stateful sums over replicas, norms, and conditional application."""
+"""The result and the reduction of a step: stateful sums over replicas, norms, and conditional updates."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,28 +18,28 @@ class ComputeResult(NamedTuple):
 
     gradients: list[tf.Tensor]  # gradients after reduction and clipping, equal on every replica
     state: list[tf.Tensor]  # the reducer's new state, to be stored if the step is applied
-    scale: list[tf.Tensor]  # new state of the loss scale, also if the step is not applied; empty without loss scaling
-    # Values before the step of all variables that the forward pass assigns, to be restored if the step is not applied
+    scale: list[tf.Tensor]  # new state of the loss scale, even if the step is not applied; empty without it
+    # Values before the step of the variables that the forward pass assigns, to be restored if the step is not applied
     previous_values: list[tf.Tensor]
     loss: tf.Tensor  # scalar; loss of the global batch, equal on every replica
     finite: tf.Tensor  # scalar bool; whether the loss and every gradient are finite, the same on every replica
     norm: tf.Tensor  # scalar; global gradient norm before clipping, if requested or needed, else 0
     # Scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock
     arrival_time: tf.Tensor
-    # Scalar float64; seconds from the arrival of the batch to this replica's gradients; 0 if there is no clock
+    # Scalar float64; seconds that this replica spent computing gradients; 0 if there is no clock
     compute_seconds: tf.Tensor
 
 
 class Reduction:
-    """A reducer with the `variables` of its state; the methods are called in replica functions."""
+    """A reducer and the `variables` of its state. The methods are called in replica functions."""
 
     def __init__(self, reducer: Reducer, specs: Sequence[tf.TensorSpec], store: StateStore, prefix: str = ""):
-        """Creates the state; `prefix` distinguishes its names from those of another reduction."""
+        """Creates the state; `prefix` makes its names different from those of other reductions."""
         states = [dataclasses.replace(state, name=prefix + state.name) for state in reducer.state(specs)]
         self._reducer, self.variables = reducer, store.variables(states)
 
     def reduce(self, tensors: Sequence[tf.Tensor], collectives: Collectives, *, name: str) -> ReductionResult:
-        """Sums tensors over replicas; the reducer's new state is not assigned yet."""
+        """Sums tensors over replicas; does not assign the reducer's new state."""
         return self._reducer.reduce(tensors, self.state(), collectives, name=name)
 
     def state(self) -> list[tf.Tensor]:
@@ -57,7 +57,7 @@ def square_norms(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the norm of all tensors as one vector, 0 if there are none; dtypes may differ."""
+    """Returns the L2 norm of the concatenated tensors, 0 if there are none; dtypes may differ."""
     return tf.sqrt(tf.add_n(square_norms(tensors))) if tensors else tf.zeros([], keras.config.floatx())
 
 
@@ -67,7 +67,7 @@ def run_if(
     otherwise: Callable[[], Any] = tuple,
     gradients: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
-    """Runs one of two functions for its side effects, such as to apply a step or to skip it.
+    """Runs one of two functions for its side effects, for example to apply or to skip a step.
 
     Returns:
       [gradients] bool: whether each gradient is finite; all True if the condition holds.

@@ -1,7 +1,7 @@
-"""Finds the parts of a model that depend on several rows of a batch, from the operations of its code.
+"""Finds the values of a model that depend on several rows of a batch, from the operations of its code.
 
-Replicas and micro-steps each compute some rows. The result is the same as on one device if losses are means over rows,
-outputs depend on single rows, and metrics add up; see `tfdist.row_semantics`.
+Each replica and each micro-step processes some of the rows. The result is the same as on one device if losses are means
+over rows, each output depends on a single row, and metrics are sums over rows; see `tfdist.row_semantics`.
 """
 
 import contextlib
@@ -47,21 +47,21 @@ class RowDependence(NamedTuple):
 
     # Outputs, losses, metrics and the state that layers assign in training, with their labels
     values: Sequence[LabelledValue] = ()
-    # Names of metrics that do not add up over batches or over rows
+    # Names of metrics whose variables are not sums over batches or over rows
     metrics: Mapping[str, Coupling] = types.MappingProxyType({})
     error: str = ""  # reason why the code could not be traced for an unknown number of rows; empty if it could
     calls: Sequence[RecordedCall] = ()  # calls of collectives in the model's code
     # Communication of a partitioned step, or the reason why steps are not partitioned
     communication: Communication = Communication()
     division: Division = "own"  # the rows that each replica computes
-    # Names of metrics that do not add up over batches, whose variables are kept from batch to batch
+    # Names of metrics whose variables are not sums over batches, and are therefore kept from batch to batch
     kept_metrics: Sequence[str] = ()
 
     @property
     def reasons(self) -> list[str]:
-        """Reasons why the parts of a batch do not add up to the whole."""
+        """Reasons why the result for a batch cannot be computed separately for parts of it."""
         violations = [value.sentence for value in self.values if not value.op and value.kind != "metric"]
-        metrics = [f"the metric {name} does not add up over {kind}" for name, kind in self.metrics.items()]
+        metrics = [f"the metric {name} is not a sum over {kind}" for name, kind in self.metrics.items()]
         return [*filter(None, [self.error]), *violations, *metrics]
 
     def describe_coupled(self, kind: str) -> list[str]:
@@ -71,47 +71,47 @@ class RowDependence(NamedTuple):
 
 
 def row_dependence(
-    model: keras.Model, spec: Any, *, is_divided: bool, is_callable: bool, may_communicate: bool
+    model: keras.Model, spec: Any, *, is_divided: bool, has_whole_model: bool, may_communicate: bool
 ) -> RowDependence:
     """Returns the values of a compiled and built model that depend on several rows.
 
     `spec` is a structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec` [rows, ...]. Unless a batch `is_divided`
-    over replicas or into micro-steps, only metrics are checked; unless the model `is_callable`, because replicas have
-    all of it without layouts, only compiled losses and metrics are checked, not outputs, state and losses added by
-    layers. `may_communicate` tells whether code may gather the rows of all replicas.
+    over replicas or into micro-steps, only metrics are checked. Unless a replica `has_whole_model`, without layouts, only
+    compiled losses and metrics are checked, but not outputs, state and losses added by layers. `may_communicate`
+    indicates whether code may gather the rows of all replicas.
     """
-    forward_pass = _ForwardPass(model, is_callable, may_communicate)
+    forward_pass = _ForwardPass(model, has_whole_model, may_communicate)
     if not (is_divided or forward_pass.user_metrics):
         return RowDependence()
     try:
         with record_static_row_reads() as static_reads:
             dependence = forward_pass.dependence(spec, is_divided)
-    except FAILURES as error:  # for example, code for a certain number of rows
+    except FAILURES as error:  # for example, if the code requires a certain number of rows
         return RowDependence(error=error_summary(error))
     is_static = bool(static_reads) and is_divided and has_static_rows(spec)
     return dependence._replace(error=static_reads[0]) if is_static else dependence
 
 
 def communicates(calls: Sequence[RecordedCall]) -> bool:
-    """Returns whether a step has calls other than those of its losses, which micro-steps cannot make."""
+    """Returns whether a step communicates more than the denominators of its losses, which micro-steps cannot do."""
     return any(call.name != loss.DENOMINATORS for call in calls)
 
 
 def log_no_effect(option: str, model: keras.Model, reason: str, strategy: Strategy) -> None:
     """Logs that an option has no effect because a step needs all rows."""
     if strategy.is_chief:
-        text = f"{option} has no effect: a step of {model.name} takes all rows of a batch at once, because {reason}"
+        text = f"{option} has no effect: a step of {model.name} needs all rows of a batch at once, because {reason}"
         _log.warning("%s.", with_argument_names(text.rstrip(".")))
 
 
 def log_dependence(
     model: keras.Model, name: str, reason: str, plan: Communication, strategy: Strategy, rows: str = ""
 ) -> None:
-    """Logs why a step needs all rows, and how replicas compute it; raises `InputError` if `rows`, as --rows, is "strict"."""
+    """Logs why a step needs all rows and how replicas compute it; raises `InputError` if `rows` (--rows) is "strict"."""
     text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
     remedy = (
-        "make it a mean or a sum over rows or a value for each row, or gather the rows that are compared with "
-        "tfdist.gather_rows; tfdist explain shows all values of the step."
+        "make it a mean over rows, a sum over rows or a value for each row, or use tfdist.gather_rows to gather the rows that "
+        "it compares; `tfdist explain` shows all values of the step."
     )
     if rows == "strict":
         remedy = f"To do so, {remedy}" if plan.obstacle else "Make the value a mean or a sum over rows."
@@ -129,20 +129,20 @@ def log_dependence(
 class _ForwardPass:
     """The forward pass of a model, its losses and metrics, traced with symbolic rows."""
 
-    def __init__(self, model: keras.Model, is_callable: bool, may_communicate: bool):
-        self._model, self._is_callable = model, is_callable
+    def __init__(self, model: keras.Model, has_whole_model: bool, may_communicate: bool):
+        self._model, self._has_whole_model = model, has_whole_model
         self._collectives = LabelledCollectives(None, communicates=may_communicate)
         compiled_metrics = [(metric.name, metric) for metric in keras_internals.compiled_metrics(model)]
-        self._metrics = keras_internals.named_metrics(model) if is_callable else compiled_metrics
+        self._metrics = keras_internals.named_metrics(model) if has_whole_model else compiled_metrics
         self.user_metrics = keras_internals.custom_metrics(model)
 
     def dependence(self, spec: Any, is_divided: bool) -> RowDependence:
         """Returns the result of `row_dependence`."""
         variables = [variable for _, metric in self._metrics for variable in metric.variables]
-        model_state = self._model.non_trainable_variables if self._is_callable else []
+        model_state = self._model.non_trainable_variables if self._has_whole_model else []
         state = variables_of_state(variables, model_state)
         outputs: Any = ()
-        if not self._is_callable:
+        if not self._has_whole_model:
             tensors = full_model(self._model).outputs
             outputs = [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in tensors]
             outputs = outputs if len(outputs) > 1 else outputs[0]
@@ -157,7 +157,7 @@ class _ForwardPass:
             if label is not None
         ]
         assigned: list[LabelledValue] = []
-        if self._is_callable and keras_internals.depends_on_training(self._model):
+        if self._has_whole_model and keras_internals.depends_on_training(self._model):
             (_, loss_labels, layer_loss_labels), assigned = self._train(spec, outputs)
         if all(value.op for value in values):  # otherwise, values computed from them also depend on several rows
             values += _losses(loss_labels, layer_loss_labels)
@@ -170,8 +170,8 @@ class _ForwardPass:
         ((x, y, *weights), outputs) = batch
         model, rows = self._model, count_rows(batch)
         with in_replica(model, self._collectives), weight_scalars(to_floatx(rows) / to_floatx(size)):
-            outputs = model(x, training=training) if self._is_callable else outputs
-            layer_losses = keras_internals.losses_by_layer(model) if self._is_callable else {}
+            outputs = model(x, training=training) if self._has_whole_model else outputs
+            layer_losses = keras_internals.losses_by_layer(model) if self._has_whole_model else {}
             weight = weights[0] if weights else None
             terms = loss.terms(model, y, outputs, weight)
             loss.totals(terms, size, self._collectives)
@@ -189,9 +189,9 @@ class _ForwardPass:
             metric_labels = [next(variable_labels) for _ in metric.variables]
             if id(metric) in self.user_metrics and not all(increases for _, increases in metric_labels):
                 couplings[name] = "batches"
-            elif is_divided and not all(adds_up(label) for label, _ in metric_labels):
+            elif is_divided and not all(is_additive(label) for label, _ in metric_labels):
                 couplings[name] = "rows"
-            assigned_labels = sorted((label for label, _ in metric_labels if label is not None), key=adds_up)
+            assigned_labels = sorted((label for label, _ in metric_labels if label is not None), key=is_additive)
             op: Combination = "" if name in couplings else "sum"
             values += [LabelledValue("metric", name, label, op) for label in assigned_labels[:1]]
         return values, couplings
@@ -199,8 +199,8 @@ class _ForwardPass:
     def _train(self, spec: Any, outputs: Any) -> tuple[Any, list[LabelledValue]]:
         """Returns the labels of a training pass, and the state that layers assign; state that cannot be averaged has no `op`.
 
-        This is a weight, an integer that depends on the rows, a sum over rows, or a value other than a mean that later steps
-        use. A variance, such as that of batch normalization, only describes a replica's rows.
+        Such state is a weight, an integer that depends on the rows, a sum over rows, or a value other than a mean that later
+        steps use. A variance, such as that of batch normalization, describes only a replica's rows.
         """
         variables = [*keras_internals.user_layer_state(self._model), *self._model.trainable_variables]
         metrics = [variable for _, metric in self._metrics for variable in metric.variables]
@@ -213,31 +213,31 @@ class _ForwardPass:
             return sum_power(label) == -1 or not (is_sum or labels.is_used(variable))
 
         pairs = [(v, label) for v, label in zip(variables, labels.variables, strict=True) if label is not None]
-        values = [labelled_state(variable, label, is_average(variable, label)) for variable, label in pairs]
-        return labels.results, [*values, *map(labelled_tf_variable, labels.tf_variables)]
+        values = [labeled_state(variable, label, is_average(variable, label)) for variable, label in pairs]
+        return labels.results, [*values, *map(labeled_tf_variable, labels.tf_variables)]
 
 
-def labelled_state(variable: keras.Variable, label: Label, is_average: bool) -> LabelledValue:
-    """Labels state after a step; with `is_average`, replicas may average it if it is floating-point."""
+def labeled_state(variable: keras.Variable, label: Label, is_average: bool) -> LabelledValue:
+    """Labels state after a step; replicas may average it if it `is_average` and is floating-point."""
     is_averaged = is_average and tf.as_dtype(variable.dtype).is_floating and not variable.trainable
     op: Combination = "same" if label in (REPLICATED, ZEROS) else "mean" if is_averaged else ""
     return LabelledValue("variable", variable.path, label, op)
 
 
-def labelled_tf_variable(label: Label) -> LabelledValue:
+def labeled_tf_variable(label: Label) -> LabelledValue:
     """Labels the value that a step assigns to a TensorFlow variable."""
     return LabelledValue("variable", "a tf.Variable", label, "same" if label in (REPLICATED, ZEROS) else "")
 
 
-def adds_up(label: Label | None) -> bool:
-    """Returns whether a metric's variable is unassigned, or is only incremented by a sum over rows."""
+def is_additive(label: Label | None) -> bool:
+    """Returns whether a metric's variable is not assigned, or is only incremented by a sum over rows."""
     return label is None or (isinstance(label, ReplicatedPlusSum) and label.power == 0)
 
 
 def _losses(
     loss_labels: Mapping[str, list[Label]], layer_loss_labels: Mapping[str, list[Label]]
 ) -> list[LabelledValue]:
-    """Returns the losses. A loss has no `op` unless its numerator and denominator add up over rows."""
+    """Returns the losses. A loss has no `op` unless its numerator and denominator are sums over rows."""
     named_labels = [(key.partition("/")[2], labels, 0) for key, labels in loss_labels.items()]
     named_labels += [(f"the loss added by {layer}", labels, -1) for layer, labels in layer_loss_labels.items()]
     losses = []

@@ -1,4 +1,4 @@
-"""Running metrics since the last record and since the start of the epoch, and detection of a diverging loss."""
+"""Sums metrics since the last record and since the start of the epoch, and detects a diverging loss."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -8,29 +8,29 @@ import numpy as np
 
 from tfdist.step.metrics import ModelMetrics, add_sums
 
-FACTOR = 5.0  # a loss above this multiple of the initial loss diverges
-STEPS = 10  # consecutive steps with such a loss
-Sums = Sequence[np.ndarray]  # of the metrics' variables, merged over replicas
-EXAMPLES = 32  # examples over which the initial loss is averaged
+FACTOR = 5.0  # multiple of the initial loss above which the loss of a step is too high
+STEPS = 10  # number of consecutive steps with such a loss after which training diverges
+Sums = Sequence[np.ndarray]  # sums of the metrics' variables, merged over replicas
+EXAMPLES = 32  # number of examples over which the initial loss is averaged
 
 
 @dataclasses.dataclass
 class Divergence:
-    """Compares the loss with the initial one.
+    """Compares the loss with the initial loss.
 
     The initial loss is the mean over the first steps with 32 examples in total: one step, unless batches are smaller. The
-    loss diverges if 10 consecutive steps have more than 5 times the initial loss. Cross-entropy begins near ln(classes),
-    and no useful model stays at a multiple of it; single batches with a large loss, a warm restart or a noisy start are
+    loss diverges if it is more than 5 times the initial loss in 10 consecutive steps. Cross-entropy begins near ln(classes),
+    and no useful model stays at a multiple of it. Single batches with a large loss, a warm restart or a noisy start are
     ignored. Losses that begin at 0 or below are not checked.
     """
 
     initial: float = 0.0  # mean loss of the first steps
-    steps: int = 0  # number of these steps
-    above: int = 0  # number of consecutive steps with a loss that diverges
+    steps: int = 0  # number of steps in `initial`
+    above: int = 0  # number of consecutive steps up to now whose loss is too high
     is_over: bool = False  # whether losses are no longer compared
 
     def add(self, losses: Iterable[float], batch_size: int) -> float | None:
-        """Adds finite losses of steps with this batch size; returns the initial loss if the loss diverges, once per run."""
+        """Adds finite losses of steps with this batch size; returns the initial loss when the loss diverges, once per run."""
         if self.is_over:
             return None
         for loss in losses:
@@ -46,8 +46,8 @@ class Divergence:
 def describe(step: int, loss: float, initial: float) -> str:
     """Returns the warning about a diverging loss after step `step`."""
     return (
-        f"The training loss diverges: it has been more than {FACTOR:g} times the initial {initial:.4g} for {STEPS} steps, "
-        f"and is {loss:.4g} at step {step}. Lower the learning rate, or add a warmup or gradient clipping."
+        f"The training loss diverges: it has been more than {FACTOR:g} times the initial loss of {initial:.4g} for {STEPS} "
+        f"steps, and is {loss:.4g} at step {step}. Lower the learning rate, or add a warmup or gradient clipping."
     )
 
 
@@ -55,18 +55,18 @@ class RunningMetrics:
     """Losses and metrics summed over several steps."""
 
     def __init__(self, state: Mapping[str, Any] | None = None):
-        """Creates empty sums, or restores a result of `to_json`."""
+        """Creates empty sums, or restores them from a result of `to_json`."""
         state = state or {"loss": 0.0, "counted": 0, "skipped": 0, "sums": []}
         self._loss = float(state["loss"])
-        self._finite_steps, self.skipped = int(state["counted"]), int(state["skipped"])  # those that were not finite
-        # Sums of the metrics' variables; empty if no step was added. Hexadecimal, because JSON has no inf and no NaN.
+        self._finite_steps, self.skipped = int(state["counted"]), int(state["skipped"])  # steps
+        # Empty if no step was added. Hexadecimal in JSON, which has neither inf nor NaN.
         self.sums: Sums = [np.reshape([float.fromhex(x) for x in v["values"]], v["shape"]) for v in state["sums"]]
 
     def __bool__(self) -> bool:
         return bool(self._finite_steps or self.skipped)
 
     def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sums, kept: Collection[int] = ()) -> None:
-        """Adds the steps of a call: [steps] losses, [steps] bool, and sums of metrics with `kept` ones as in `add_sums`."""
+        """Adds the steps of a call: losses [steps], bool [steps], and sums of metrics; see `add_sums` for `kept`."""
         for loss in losses[is_finite]:
             self._loss += float(loss)
         self._finite_steps += int(is_finite.sum())
@@ -74,7 +74,7 @@ class RunningMetrics:
         self.sums = add_sums(self.sums, sums, kept)
 
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
-        """Returns the mean loss over the finite steps, NaN if there are none, and the metrics."""
+        """Returns the metrics, and the mean loss over the steps with a finite loss, NaN if there are none."""
         mean = self._loss / self._finite_steps if self._finite_steps else float("nan")
         return {"loss": mean, **(metrics.results(self.sums) if self.sums else {})}
 
@@ -88,13 +88,13 @@ class Progress:
     """Running metrics since the last record, `window`, and since the start of the `epoch`."""
 
     def __init__(self, state: Mapping[str, Any] | None = None):
-        """Creates empty sums, or restores a result of `to_json`."""
+        """Creates empty sums, or restores them from a result of `to_json`."""
         state = state or {"window": None, "epoch": None, "divergence": None}
         self.window, self.epoch = RunningMetrics(state["window"]), RunningMetrics(state["epoch"])
         self.divergence = Divergence(**state["divergence"] or {})
 
     def next_run(self) -> "Progress":
-        """Returns empty sums for a run that continues training, with the initial loss of the first run."""
+        """Returns empty sums, with the initial loss of the first run, for a run that continues training."""
         progress = Progress()
         progress.divergence = self.divergence
         return progress

@@ -19,13 +19,13 @@ from tfdist.gradients.reducer import SPARSE_MIN_BYTES
 class Settings:
     """Options of a step."""
 
-    # Rows of a global batch; None if they vary, in which case each batch is a `ReplicaRows` with its size
+    # Number of rows of a global batch; None if it varies, in which case each batch is a `ReplicaRows` with its size
     batch_size: int | None
     seed: int = 0  # seed of random layers
     jit_compile: bool = False  # whether to compile the forward and backward pass with XLA
     micro_steps: int = 1  # number of parts into which a replica's rows are divided
     clip: Clip = Clip()  # clipping of the reduced gradients
-    # For float16; None for no scaling, in which case a step that is not finite ends the run
+    # For float16; None for no scaling, in which case a loss or gradient that is not finite ends the run
     loss_scale: LossScale | None = None
     max_skipped_steps: int = 50  # with loss scaling, number of consecutive skipped steps that ends the run
     sparse: frozenset[str] = frozenset()  # names of the gradients that the reducer accepts as rows; see `named_specs`
@@ -44,7 +44,7 @@ def named_specs(variables: Sequence[keras.Variable], *scalars: str) -> list[tf.T
     """Returns names, shapes and dtypes of the reduced tensors: one per variable, and scalars of dtype floatx.
 
     The name of a tensor is the path of its variable. Keras allows several variables with the same path, as in a model that
-    contains two models with a layer of the same name: all but the first get a number, as in checkpoints.
+    contains two models with a layer of the same name: a number is appended to all but the first, as in checkpoints.
     """
     tensors = [(v.path, (v.shape, v.dtype)) for v in variables]
     by_name = unique_names([*tensors, *((name, ((), keras.config.floatx())) for name in scalars)])
@@ -52,7 +52,7 @@ def named_specs(variables: Sequence[keras.Variable], *scalars: str) -> list[tf.T
 
 
 def sparse_gradient_names(model: keras.Model) -> frozenset[str]:
-    """Returns the names of the gradients of large embedding tables, which may be sent as rows."""
+    """Returns the names of the gradients of large embedding tables, of which only rows with a gradient may be sent."""
     tables = {id(variable) for variable in keras_internals.embeddings(model)}
     specs_with_variables = zip(named_specs(model.trainable_variables), model.trainable_variables, strict=True)
     return frozenset(
@@ -65,8 +65,8 @@ def sparse_gradient_names(model: keras.Model) -> frozenset[str]:
 def cost_of(summed_bytes: float, exact_bytes: int, message_bytes: int = 0) -> dict[str, float]:
     """Returns the bytes that a step sends, as fields of a record; empty if they are unknown or zero.
 
-    These are the bytes of a replica for the sum of gradients, whose size without compression is `exact_bytes`, and of messages
-    to other pipeline stages.
+    A replica sends `summed_bytes` to sum gradients, whose size without compression is `exact_bytes`, and `message_bytes` to
+    other pipeline stages.
     """
     ratio = exact_bytes / summed_bytes if summed_bytes else 0
     fields = {"payload_bytes": summed_bytes + message_bytes, "message_bytes": message_bytes, "compression_ratio": ratio}

@@ -1,4 +1,4 @@
-"""The state store: named variables that parts of a step keep from step to step."""
+"""Stores the named variables that parts of a step keep from step to step."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ _log = logging.getLogger(__name__)
 class StateArray(NamedTuple):
     """The value of one state."""
 
-    per_replica: bool  # whether each replica has its own value; otherwise all have the same
+    per_replica: bool  # whether each replica has its own value; otherwise all have the same value
     values: np.ndarray  # [local replicas, ...] if per replica, else the value
 
 
 class StateStore:
-    """Creates and stores the variables of states, one per name for the whole run."""
+    """Creates and stores the variables of states, one for each name for the whole run."""
 
     def __init__(self, strategy: Strategy):
         self._strategy = strategy
@@ -41,7 +41,7 @@ class StateStore:
         return [self._states[name][1] for name in names]
 
     def restore(self, values: Mapping[str, StateArray], message: str = "") -> None:
-        """Assigns values of another run to states, now or when they are created; states without a value are reset.
+        """Assigns values of another run to states, now or when the states are created; resets states without a value.
 
         `message` is logged once, when a per-replica state is restored.
         """
@@ -59,8 +59,8 @@ class StateStore:
         shape = value.values.shape[1:] if value.per_replica else value.values.shape
         dtype = np.dtype(state.dtype.as_numpy_dtype)
         if (value.per_replica, shape, value.values.dtype) != (state.per_replica, state.shape, dtype):
-            forms = value.values.dtype, list(shape), dtype, list(state.shape)
-            _log.warning("%s is reset: it was %s%s and is %s%s now.", state.name, *forms)
+            specs = value.values.dtype, list(shape), dtype, list(state.shape)
+            _log.warning("%s is reset: its dtype and shape were %s%s and are now %s%s.", state.name, *specs)
             return
         self._assign(state, variable, value)
         if state.per_replica and self._message:

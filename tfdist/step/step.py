@@ -1,4 +1,4 @@
-"""One training step as two replica functions.
+"""`Step`, a training step as two replica functions.
 
 `compute` computes reduced gradients and the global loss; `apply` updates weights and optimizer state. A loss or gradient
 that is not finite changes neither. Collectives and updates are never inside a condition within a replica function, where
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Step:
-    """A step of one model: gradients of a source, their reduction, and an update, as replica functions of one strategy."""
+    """A step of one model: computes gradients with a source, reduces them, and updates the model, in replica functions."""
 
     def __init__(self, source: GradientSource, reducer: Reducer, store: StateStore):
         self.source, self.settings, self.variables = source, source.settings, source.variables
@@ -43,29 +43,30 @@ class Step:
         self._scale = source.scale
         self.side_effects = SideEffects(source.model, self._strategy, self.settings, source.metrics.variables)
         self._recording = Recording(source.collectives)
-        self.gradient_calls: Recording | None = None  # those that send gradients in the latest trace
+        self.gradient_calls: Recording | None = None  # calls that sum gradients in the latest trace
         self.sends_rows = False  # whether the forward pass sends rows, whose number may change from step to step
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> ComputeResult:
-        """Runs forward pass, backward pass and reduction after `step` steps, a scalar int64. A replica function.
+        """Runs the forward pass, the backward pass and the reduction. A replica function.
 
-        `batch` has this replica's rows, at least one: (x, y) or (x, y, sample_weight), or a `ReplicaRows` of these.
-        `with_norm`, a scalar bool, requests the global norm, which costs a pass over the gradients.
+        `batch` has this replica's rows, at least one: (x, y) or (x, y, sample_weight), or a `ReplicaRows` of these. `step`, a
+        scalar int64, is the number of previous updates. `with_norm`, a scalar bool, requests the global gradient norm,
+        which costs a pass over the gradients.
         """
         recording = self.begin_trace()
-        has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA's programs have none
+        has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA has no clock
         arrival_time = clock.time_after(batch) if has_clock else no_time
         batch = clock.available_after(arrival_time, batch) if has_clock else batch
-        # Values are computed from all rows.
-        is_whole = self.source.collectives.size == 1 or self.source.metrics.count_all_rows
+        # Whether values are computed from all rows
+        is_whole = self.source.collectives.size == 1 or self.source.metrics.replicas_see_all_rows
         may_be_empty = isinstance(batch, ReplicaRows) and not is_whole
         rows = batch
         if not isinstance(rows, ReplicaRows):
             rows = ReplicaRows(batch, (count_rows(batch),), self.settings.batch_size)
         values = self.side_effects.begin()
         step, replica, replicas = self.source.draws(step)
-        draws = randomness.replica_draws(self.source.seeds, self.settings.seed, step, replica, replicas)
-        with using(mask_if_empty(recording, rows.rows) if may_be_empty else recording), draws:
+        random_scope = randomness.replica_random_scope(self.source.seeds, self.settings.seed, step, replica, replicas)
+        with using(mask_if_empty(recording, rows.rows) if may_be_empty else recording), random_scope:
             gradients, value = self.source.local_gradients(rows, step, recording)
         previous_values = self.side_effects.end(values)
         self.sends_rows = recording.has_unknown_shapes
@@ -94,7 +95,7 @@ class Step:
         return result._replace(gradients=gradients, scale=list(scale))
 
     def begin_trace(self) -> Recording:
-        """Returns the collectives of a new trace, which record the calls of one replica."""
+        """Begins a trace; returns collectives that record the calls of one replica in it."""
         self._recording = Recording(self.source.collectives)
         return self._recording
 
@@ -110,12 +111,12 @@ class Step:
         self.store_state(result)
 
     def store_state(self, result: ComputeResult) -> None:
-        """Stores the state of the reducer and of the loss scale after a step that is applied. A replica function."""
+        """Stores the state of the reducer and of the loss scale after a step was applied. A replica function."""
         self._reduction.assign(result.state)
         assign(self._scale, result.scale)
 
     def apply_if(self, condition: tf.Tensor, result: ComputeResult, count: Callable[[], Any]) -> None:
-        """Applies and counts a step of a local source, or skips it. A replica function, without communication."""
+        """Applies a step of a local source and calls `count`, or skips it. A replica function, without communication."""
         unused_indices = self.unused_variables()
 
         def apply() -> None:
@@ -149,10 +150,10 @@ class Step:
         return tf.logical_or(finite, scale[-1] < self.settings.max_skipped_steps) if scale else finite
 
     def unused_variables(self) -> frozenset[int]:
-        """Returns the variables for which no replica has a gradient. Call it after `compute` is traced.
+        """Returns the indices of variables without a gradient on any replica; must be called after `compute` is traced.
 
-        Peers make their first trace together and compare it. Retraces for other shapes, which may happen only on some
-        processes, are not compared. Raises `InputError` if replicas of other processes would make different collective
+        Peers compare the first trace, which they make together. Later traces for other shapes are not compared, because they
+        may be made only by some processes. Raises `InputError` if replicas of other processes would make different collective
         calls.
         """
         if self._unused is not None:
@@ -176,7 +177,7 @@ class Step:
 
 
 def _zero_if_empty(value: tf.Tensor | tf.IndexedSlices, rows: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
-    """Returns a gradient or a share of the loss, or zeros, even for NaN, if the replica has no rows."""
+    """Returns a gradient or a share of the loss; zeros if the replica has no rows, where the value may be NaN."""
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(_zero_if_empty(value.values, rows), value.indices, value.dense_shape)
     return tf.cond(rows > 0, lambda: value, lambda: tf.zeros_like(value))

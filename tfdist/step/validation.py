@@ -1,4 +1,4 @@
-"""Validation of models, optimizers, strategies and data, and replacement of an optimizer's loss scaling."""
+"""Validates models, optimizers, strategies and data, and replaces an optimizer's loss scaling."""
 
 import logging
 from collections.abc import Sequence
@@ -18,30 +18,30 @@ _log = logging.getLogger(__name__)
 
 
 def check_created_in_scope(strategy: Strategy, label: str, variables: Sequence[keras.Variable]) -> None:
-    """Raises `InputError` if a variable was created outside of the strategy's scope and must be inside it."""
+    """Raises `InputError` if a variable that must be created inside the strategy's scope was created outside of it."""
     outside_path = next((variable.path for variable in variables if not strategy.adoption.owns(variable)), None)
     if outside_path is not None:
         raise InputError(
             f"The {label} must be created inside the strategy's scope, where its variables are placed for the strategy. "
-            f"Received: {outside_path}, created outside. Create the {label} under `with strategy.scope():`."
+            f"Received: {outside_path}, created outside of it. Create the {label} under `with strategy.scope():`."
         )
 
 
 def check_own_gradients(optimizer: keras.Optimizer) -> None:
-    """Raises `InputError` if an optimizer may need all gradients, since a stage has only some of them."""
+    """Raises `InputError` if an optimizer may need all gradients, because a stage has only some of them."""
     rule = "The optimizer of a stage has only its own gradients. Received: "
     if optimizer.global_clipnorm:
         remedy = f"Pass clip=Clip(norm={optimizer.global_clipnorm}) to the Trainer."
         raise InputError(f"{rule}global_clipnorm={optimizer.global_clipnorm}. {remedy}")
     if keras_internals.classes_overriding_apply(type(optimizer)):
-        remedy = "Override update_step, which gets one gradient at a time."
+        remedy = "Override update_step instead, which receives one gradient at a time."
         raise InputError(f"{rule}{type(optimizer).__name__}, which overrides apply. {remedy}")
 
 
 def check_trainable(model: keras.Model) -> None:
     """Raises `InputError` for a built model without trainable variables."""
     if not full_model(model).trainable_variables:  # a stage may have none
-        raise InputError("A model needs variables to be trained. Received: no trainable variable.")
+        raise InputError("Training requires trainable variables. Received a model without trainable variables.")
 
 
 def unwrap_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
@@ -49,7 +49,7 @@ def unwrap_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, Loss
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer, None
     loss_scale = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
-    text = "tfdist scales the loss, equally on all replicas, with the settings of the LossScaleOptimizer: %s"
+    text = "tfdist scales the loss equally on all replicas, with the settings of the LossScaleOptimizer: %s"
     _log.info(text, loss_scale)
     return optimizer.inner_optimizer, loss_scale
 
@@ -82,7 +82,7 @@ def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
     if clipping and (clip.norm or clip.value):
         raise InputError(
             f"Gradients must be clipped in one place only. Received: {clip} and an optimizer with {', '.join(clipping)}. "
-            "Leave out one of them."
+            "Remove one of them."
         )
     if clipping:
         _log.info("Gradients are clipped after they are summed over replicas: %s", ", ".join(clipping))
@@ -94,7 +94,7 @@ def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
 
 
 def statistics_of_all_replicas(model: keras.Model) -> set[int]:
-    """Returns the ids of statistics over all replicas' rows, or of weights, which are valid even on a replica without rows."""
+    """Returns the ids of statistics of all replicas' rows or of weights, which are valid even on a replica without rows."""
     synchronized = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "synchronized", False)]
     statistics = [v for layer in (*synchronized, *synchronized_layers(model)) for v in layer.non_trainable_variables]
     return {id(variable) for variable in (*statistics, *keras_internals.spectral_norm_variables(model))}
@@ -111,14 +111,14 @@ def check_micro_steps(model: keras.Model, strategy: Strategy, micro_steps: int) 
         return
     if layers := synchronized_layers(model):
         raise InputError(
-            "Synchronized BatchNorm takes the moments of all rows of a step, but accumulation computes the step in "
+            "Synchronized BatchNorm computes the moments of all rows of a step, but accumulation computes the step in "
             f"parts. Received: accumulate_steps={micro_steps} and {layers[0].path}. Use --batch_norm=local or "
             "--accumulate_steps=1."
         )
     # Without loops, micro-steps read assigned values as tensors, through which no gradient reaches the variables.
     if not strategy.compiles_loops and (weights := keras_internals.spectral_norm_variables(model)):
         raise InputError(
-            "On a mesh, SpectralNormalization does not work with several micro-steps. Received: "
+            "On a mesh, SpectralNormalization does not support several micro-steps. Received: "
             f"accumulate_steps={micro_steps} and {weights[0].path}. Use --accumulate_steps=1 or another --strategy."
         )
 
@@ -126,11 +126,11 @@ def check_micro_steps(model: keras.Model, strategy: Strategy, micro_steps: int) 
 _WRAPPERS = ("horovod", "tfdist.horovod")
 _UNSUPPORTED_OPTIONS = {
     "gradient_accumulation_steps": (
-        "The optimizer must not accumulate gradients by itself: leave that out and use accumulate_steps. `batch_size` "
-        "is the batch of the whole step."
+        "The optimizer must not accumulate gradients itself: remove this option, and use accumulate_steps. `batch_size` "
+        "is the batch size of the whole step."
     ),
-    "loss_scale_factor": "The optimizer must not divide gradients by itself: leave that out and use loss_scale.",
-    "use_ema": "The optimizer must not average weights by itself: leave that out; `tfdist.Trainer` takes ema.",
+    "loss_scale_factor": "The optimizer must not divide gradients itself: remove this option, and use loss_scale.",
+    "use_ema": "The optimizer must not average weights itself: remove this option, and pass ema to `tfdist.Trainer`.",
 }
 
 
@@ -146,20 +146,20 @@ def check_unchanged(model: keras.Model, expected_ids: Sequence[int], optimizer: 
     """
     if expected_ids and trainable_variable_ids(model) != list(expected_ids):
         raise InputError(
-            "A trainer trains the variables that were trainable when it was built. Received: different ones now. Make "
-            "a new Trainer after a change of `trainable`."
+            "A Trainer trains the variables that were trainable when it was built. Received a model with other trainable "
+            "variables. Create a new Trainer after changing `trainable`."
         )
     if model.optimizer is not optimizer:
         raise InputError(
-            "A trainer keeps its optimizer. Received: a model that was compiled again. Make a new Trainer instead."
+            "A Trainer keeps its optimizer. Received a model that was compiled again. Create a new Trainer instead."
         )
 
 
 def check_same_data(strategy: Strategy, data: Examples, label: str = "training data") -> None:
     """Raises `InputError` unless the number, specs and checksum of examples are equal on all processes.
 
-    Otherwise their steps would not match, and one process would wait forever, or the stages of a pipeline would have
-    inputs and targets of different examples. `label` names the data in messages.
+    Otherwise their steps would not match and one process would wait forever, or the stages of a pipeline would have inputs
+    and targets of different examples. `label` names the data in messages.
     """
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
     with long_timeout("its data") as deadline:
@@ -167,14 +167,14 @@ def check_same_data(strategy: Strategy, data: Examples, label: str = "training d
         strategy.group.agree("data/size", {"number of examples": data.size}, f"{label}: ", deadline)
         if not strategy.group.all_equal("data/checksum", data.checksum, deadline):
             raise differing_data_error(
-                f"{label} with other values, or of other files, on some processes. Copy the files to all hosts; call"
+                f"{label} with other values, or from other files, on some processes. Copy the files to all hosts; call"
             )
 
 
 def differing_data_error(received: str) -> InputError:
     """Returns the error for batches that differ between processes; `received` ends with the beginning of the remedy."""
     return InputError(
-        "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-        f"Received: {received} keras.utils.set_random_seed before data is drawn or shuffled, and leave out sharding by "
+        "Every process must read the same batches in the same order, of which it uses the rows of its replicas. "
+        f"Received: {received} keras.utils.set_random_seed before data is drawn or shuffled, and remove sharding by "
         "rank and parallel maps that draw random numbers."
     )

@@ -232,7 +232,8 @@ def check_supported(
     rules = (
         (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
         (
-            remote.tables.numbers and not (has_one_pass and staleness.pull_every == 1 and not metrics.count_all_rows),
+            remote.tables.numbers
+            and not (has_one_pass and staleness.pull_every == 1 and not metrics.replicas_see_all_rows),
             "a single pass over independent rows, pulled for each step and without XLA, for an embedding that is split by rows",
             "jit_compile, accumulate_steps, pull_every, or outputs that depend on other rows",
             "no DynamicEmbedding" if remote.tables.keyed else "a larger --min_table_bytes",
@@ -250,7 +251,7 @@ def check_supported(
             "--precision=mixed_bfloat16, or --staleness=sync",
         ),
         (
-            staleness.kind != SYNC and metrics.count_all_rows,
+            staleness.kind != SYNC and metrics.replicas_see_all_rows,
             "outputs and metrics that are independent for each row, if workers do not compute each step together",
             f"--staleness={staleness} and a model whose rows depend on each other",
             "--staleness=sync",

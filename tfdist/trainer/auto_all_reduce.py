@@ -1,8 +1,8 @@
-"""`--all_reduce=auto`: chooses, for each size of message, the algorithm that takes the least time on the job's own links.
+"""Implements `--all_reduce=auto`: for each message size, chooses the algorithm that is fastest on the job's own links.
 
-Before the first step, the engine's all-reduce and every algorithm are timed at several sizes. They take turns, so changes in
-load affect all of them, and each call starts on all processes at the same time. Rank 0 decides for all processes. The table
-is saved with the state of the run.
+Before the first step, the engine's all-reduce and every algorithm are timed at several sizes. The calls alternate, so that
+changes in load affect all algorithms, and each call starts on all processes at the same time. Rank 0 decides for all processes.
+The table is saved with the state of the run.
 """
 
 import logging
@@ -17,26 +17,26 @@ from tfdist.config.all_reduce import ALGORITHMS, ENGINE, MAX_MESSAGE_BYTES, Algo
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import byte_size
-from tfdist.trainer.inspections import Inspection, RunView, medians_of_slowest, time_in_turns
+from tfdist.trainer.inspections import Inspection, RunView, medians_of_slowest, time_interleaved
 
 MAX_TIME_RATIO = 0.95  # an algorithm must take less than this fraction of the engine's time to replace it
-SMALLEST, GROWTH = 1024, 4
+SMALLEST_BYTES, GROWTH = 1024, 4  # of the measured sizes, each of which is `GROWTH` times the previous one
 MAX_MEASURED_BYTES = 64 * 1024 * 1024
-_ROUNDS, _MAX_ROUNDS = 3, 21  # between checks of the time, and in total
-_MAX_SECONDS = 10.0  # after this time, a size gets no further rounds
+_ROUNDS, _MAX_ROUNDS = 3, 21  # rounds between checks of the elapsed time, and in total
+_MAX_SECONDS = 10.0  # elapsed time after which no more rounds are run for a size
 
 Times = Mapping[int, Mapping[str, float]]  # seconds, by size and algorithm
 _log = logging.getLogger(__name__)
 
 
 class AutoAllReduce(Inspection):
-    """Measures the algorithms before the first step, if there is no table of algorithms, and creates the table."""
+    """Measures the algorithms and creates their table before the first step, unless there is a table."""
 
     def __init__(self, run_view: RunView, record: Callable[[str], None]):
         """Initializes the inspection; `record` is called with the table as CSV on the chief."""
         self._steps, self._record = run_view.steps, record
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         return step if self._steps.needs_all_reduce_table else None
 
     def inspect(self, step: int) -> dict[str, float]:
@@ -50,24 +50,24 @@ class AutoAllReduce(Inspection):
         self._steps.use_all_reduce_table(table)
         if strategy.is_chief:
             for line in explain(table, times):
-                _log.info("auto: %s", line)
+                _log.info("--all_reduce=auto: %s", line)
             self._record(table.to_csv(notes(times)))
         return {}
 
 
 def sizes_up_to(largest: int) -> list[int]:
     """Returns the sizes to measure: 1 KiB times powers of 4, up to the first one that is at least `largest`."""
-    sizes = [SMALLEST]
+    sizes = [SMALLEST_BYTES]
     while sizes[-1] < min(largest, MAX_MEASURED_BYTES):
         sizes.append(sizes[-1] * GROWTH)
     return sizes
 
 
 def measure(strategy: Strategy, sizes: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Times the engine and all algorithms. Every process must call it; the results are the same on all processes.
+    """Times the engine's all-reduce and all algorithms; every process must call this function.
 
-    The strategy has `tuned_collectives`, and sizes are in bytes. Returns, by size and algorithm, the median seconds on
-    the slowest process.
+    The strategy must have `tuned_collectives`. Sizes are in bytes. Returns the median seconds on the slowest process, by
+    size and algorithm; the results are the same on all processes.
     """
     return {size: _measure_size(strategy, size) for size in sizes}
 
@@ -77,13 +77,13 @@ def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
     assert collectives
     names = possible_algorithms(collectives.topology)
     calls = {name: compiled_call(strategy, collectives, name, size) for name in names}
-    barrier = compiled_call(strategy, collectives, ENGINE, SMALLEST // 4)
+    barrier = compiled_call(strategy, collectives, ENGINE, SMALLEST_BYTES // 4)
     for call in [barrier, *calls.values()] * 2:
-        call()  # the first call compiles; in the second one, some engines cache their negotiation
+        call()  # the first call compiles; in the second call, some engines cache their negotiation
     times: dict[str, list[float]] = {name: [] for name in calls}
     start_time, is_over = time.perf_counter(), False
     while not is_over:
-        for name, seconds in time_in_turns(calls, barrier, _ROUNDS).items():
+        for name, seconds in time_interleaved(calls, barrier, _ROUNDS).items():
             times[name] += seconds
         is_over = len(times[ENGINE]) >= _MAX_ROUNDS or time.perf_counter() - start_time > _MAX_SECONDS
         is_over = strategy.peers.broadcast(f"all_reduce/{size}", is_over, LONG_SECONDS)
@@ -106,7 +106,7 @@ def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, 
 
 
 def fastest_algorithms(times: Times) -> AlgorithmTable:
-    """Returns the table of the fastest algorithms, which keeps the engine's unless another is faster by more than noise.
+    """Returns the table of the fastest algorithms; keeps the engine's unless another is faster by more than noise.
 
     The limit between two measured sizes is their geometric mean.
     """
@@ -125,7 +125,7 @@ def fastest_algorithms(times: Times) -> AlgorithmTable:
 
 
 def notes(times: Times) -> list[str]:
-    """Returns a line of measurements for each size."""
+    """Returns a line with the measurements of each size."""
     return [
         f"{byte_size(size)}: "
         + ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ALGORITHMS if name in seconds)

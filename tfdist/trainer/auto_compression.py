@@ -1,4 +1,4 @@
-"""Chooses the compression method of each rule by measuring the link between replicas and the codecs."""
+"""Chooses a compression method for each gradient by timing communication, encoding and decoding."""
 
 import dataclasses
 import logging
@@ -14,12 +14,12 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.gradients.compression import EXACT, Choice, create
 from tfdist.trainer.inspections import Inspection, RunView, median_seconds
 
-SMALL, LARGE = 4 * 1024, 4 * 1024 * 1024
+SMALL_BYTES, LARGE_BYTES = 4 * 1024, 4 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A model of the time of a message: latency + bytes sent by each replica / bandwidth."""
+    """A model of the time of a collective call: latency + bytes sent by each replica / bandwidth."""
 
     latency: float  # in seconds
     bandwidth: float  # bytes per second that one replica sends
@@ -30,21 +30,21 @@ class Link:
         return len(calls) * self.latency + self.sent_bytes(calls) / self.bandwidth
 
     def sent_bytes(self, calls: Sequence[RecordedCall]) -> float:
-        """Returns the bytes that one replica sends for these calls, by the costs documented in `Collectives`."""
+        """Returns the bytes that one replica sends for these calls, according to the costs documented in `Collectives`."""
         total = 0.0
         for call in calls:
             ranks = len(call.ranks) if call.ranks else self.replicas
-            share = (ranks - 1) / ranks  # of a ring
-            factors = {"all_reduce": 2 * share, "all_to_all": share, "reduce_scatter": share, "send": 1}
+            ring = (ranks - 1) / ranks
+            factors = {"all_reduce": 2 * ring, "all_to_all": ring, "reduce_scatter": ring, "send": 1}
             total += call.payload_bytes * factors.get(call.operation, ranks - 1)
         return total
 
 
 def measure(strategy: Strategy) -> Link:
-    """Measures the link by all-reduces of 4 KiB and 4 MiB; every process must call it."""
-    times = {size: _message_seconds(strategy, size) for size in (SMALL, LARGE)}
-    sent_bytes = 2 * (strategy.replicas - 1) / strategy.replicas * LARGE
-    return Link(times[SMALL], sent_bytes / max(times[LARGE] - times[SMALL], 1e-6), strategy.replicas)
+    """Measures the link with all-reduces of 4 KiB and 4 MiB; every process must call this function."""
+    latency, large_seconds = (_message_seconds(strategy, size) for size in (SMALL_BYTES, LARGE_BYTES))
+    sent_bytes = 2 * (strategy.replicas - 1) / strategy.replicas * LARGE_BYTES
+    return Link(latency, sent_bytes / max(large_seconds - latency, 1e-6), strategy.replicas)
 
 
 def _message_seconds(strategy: Strategy, size: int) -> float:
@@ -56,7 +56,7 @@ def _message_seconds(strategy: Strategy, size: int) -> float:
     return median_seconds(strategy, replica_function)
 
 
-MAX_TIME_RATIO = 0.9  # a method must take less than this fraction of the exact sum's time to replace it
+MAX_TIME_RATIO = 0.9  # a method is chosen if it takes less than this fraction of the uncompressed all-reduce's time
 
 _log = logging.getLogger(__name__)
 
@@ -73,12 +73,12 @@ class Cost(NamedTuple):
 
 
 class AutoCompression(Inspection):
-    """Measures the link and the codecs once, and chooses a method for each gradient."""
+    """Measures the link and the candidates once, and chooses a method for each gradient."""
 
     def __init__(self, run_view: RunView, choice: Choice):
         self._run_view, self._measure_step, self._candidates = run_view, choice.after, choice.candidates
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         return self._measure_step if step <= self._measure_step else None
 
     def inspect(self, step: int) -> dict[str, float]:
@@ -112,7 +112,7 @@ class AutoCompression(Inspection):
 
 
 def fastest_method(link: Link, costs: Mapping[str, Cost]) -> str:
-    """Returns the fastest method, or the exact sum if no other method is faster by more than noise."""
+    """Returns the fastest method, or `EXACT` (no compression) unless another is faster by more than measurement noise."""
     seconds = {method: cost.seconds(link) for method, cost in costs.items()}
     best = min(seconds, key=seconds.__getitem__)
     return best if seconds[best] < MAX_TIME_RATIO * seconds[EXACT] else EXACT
@@ -120,9 +120,9 @@ def fastest_method(link: Link, costs: Mapping[str, Cost]) -> str:
 
 def _log_choice(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mapping[str, str]) -> None:
     _log.info(
-        "auto: the link takes %.3g ms per message and transfers %.3g Mbit/s per replica.",
+        "--compression=auto: measured a latency of %.3g ms per message and a bandwidth of %.3g Mbit/s per replica.",
         1e3 * link.latency, 8e-6 * link.bandwidth
     )  # fmt: skip
     for name, method in choice.items():
         table = ", ".join(f"{m} {1e3 * cost.seconds(link):.3g} ms" for m, cost in costs[name].items())
-        _log.info("auto: %s is sent with %s. Predicted: %s.", name, method, table)
+        _log.info("--compression=auto: %s uses %s. Predicted times: %s.", name, method, table)

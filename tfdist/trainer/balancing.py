@@ -1,4 +1,4 @@
-"""Allocates the rows of batches to replicas: evenly, by weights, or by measured speeds."""
+"""Allocates the rows of batches to replicas: evenly, by weights, or by measured speed."""
 
 import logging
 from statistics import median
@@ -16,33 +16,33 @@ from tfdist.trainer.train_state import OBSERVED_STEPS, ReplicaSpeeds, TrainState
 _log = logging.getLogger(__name__)
 
 
-class Balancing:
+class FixedRowAllocator:
     """An allocation of rows that does not change during a run."""
 
     def __init__(self, allocation: RowAllocation):
-        self.allocation = allocation  # of training batches
+        self.allocation = allocation  # allocation of training batches
 
     def allocation_at(self, step: int) -> RowAllocation:
         """Returns the allocation of a step."""
         return self.allocation
 
-    def next(self, step: int) -> int | None:
-        """Returns the next step at which the allocation changes, so a call must end; None if it is unknown."""
+    def next_change(self, step: int) -> int | None:
+        """Returns the next step from which the allocation changes, where a call must end; None if no change is scheduled."""
         return None
 
     def observe_call(self, step: int, steps: int, busy_seconds: np.ndarray) -> None:
-        """Observes a call of the compiled loop, of `steps` steps; may change the allocation. Every process must call it.
+        """Observes a call of the compiled loop, and may change the allocation; every process must call this method.
 
-        `step` is the number of completed updates; `busy_seconds`, [local replicas], is what each replica spent on its
-        gradients.
+        The call had `steps` steps, and `step` is the number of completed updates. `busy_seconds`, [local replicas], are the
+        seconds that each replica spent computing gradients.
         """
 
 
-class MeasuredBalancing(Balancing):
-    """An allocation by measured speeds, which rank 0 determines for all ranks.
+class MeasuredRowAllocator(FixedRowAllocator):
+    """An allocation by measured speed, which rank 0 determines for all ranks.
 
-    The speeds are part of the `TrainState`. An observation is the median time over the calls of some steps, without
-    collectives, in which replicas wait for each other.
+    The speeds are part of the `TrainState`. An observation is the median time per step over the calls of `OBSERVED_STEPS`
+    steps. It excludes collectives, because replicas wait for each other in them.
     """
 
     def __init__(self, strategy: Strategy, state: TrainState, batch_size: int):
@@ -60,7 +60,7 @@ class MeasuredBalancing(Balancing):
         allocations = reversed(self._speeds.allocations)
         return RowAllocation(next(allocation.counts for allocation in allocations if allocation.step <= step))
 
-    def next(self, step: int) -> int | None:
+    def next_change(self, step: int) -> int | None:
         start = self._speeds.allocations[-1].step
         return start if start > step else None
 
@@ -81,7 +81,7 @@ class MeasuredBalancing(Balancing):
             answers: Any = group.gather("balance/times", [first_free_step, local_times], LONG_SECONDS)
             times = [seconds for _, rank_times in answers for seconds in rank_times]
             if not all(times):
-                return  # a device without a clock
+                return  # some device reported no time
             speeds.observe(times)
             proposal = speeds.propose() if group.rank == 0 else None
             counts: Any = group.broadcast("balance/allocation", proposal, LONG_SECONDS)
@@ -100,28 +100,28 @@ def _describe_change(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str
     replicas = range(len(counts)) if len(counts) <= 8 else (medians.index(max(medians)), medians.index(min(medians)))
     changes = [f"{previous_counts[i]} to {counts[i]} for replica {i} ({1e3 * medians[i]:.3g} ms)" for i in replicas]
     return (
-        f"Rows are allocated by speed from step {step} on: {', '.join(changes)}. The slowest replica is expected to take "
-        f"{1e3 * speeds.expected_seconds(counts):.3g} instead of {1e3 * max(medians):.3g} ms per step."
+        f"From step {step}, the rows of a batch are divided by speed: {', '.join(changes)}. The slowest replica is expected to "
+        f"take {1e3 * speeds.expected_seconds(counts):.3g} instead of {1e3 * max(medians):.3g} ms per step."
     )
 
 
-def make_balancing(balance: Balance, strategy: Strategy, state: TrainState, batch_size: int) -> Balancing:
-    """Returns the `Balancing` of a run, as configured by `balance`."""
+def make_row_allocator(balance: Balance, strategy: Strategy, state: TrainState, batch_size: int) -> FixedRowAllocator:
+    """Returns the allocator that `balance` specifies."""
     if balance.kind == MEASURED and strategy.replicas > 1:
-        return MeasuredBalancing(strategy, state, batch_size)
+        return MeasuredRowAllocator(strategy, state, batch_size)
     state.speeds = None
-    return Balancing(RowAllocation(apportion(batch_size, balance.weights)) if balance.kind == WEIGHTS else EVEN)
+    return FixedRowAllocator(RowAllocation(apportion(batch_size, balance.weights)) if balance.kind == WEIGHTS else EVEN)
 
 
 def validate_balance(text: str, strategy: Strategy) -> Balance:
-    """Parses a value of `--balance`; raises `InputError` if it is invalid or has not one weight per replica."""
+    """Parses a value of `--balance`; raises `InputError` if it is invalid or does not have one weight per replica."""
     try:
         balance = parse_balance(text)
     except InputError as error:
         raise InputError(f"--balance: {error}.") from error
     if balance.weights and len(balance.weights) != strategy.replicas:
         raise InputError(
-            f"--balance=weights(...) needs a weight for each replica. Received: --balance={text} and "
+            f"--balance=weights(...) requires one weight per replica. Received: --balance={text} and "
             f"{count_of(strategy.replicas, 'replica')}. Use --balance=measured for any number of replicas."
         )
     return balance

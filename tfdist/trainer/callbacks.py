@@ -1,4 +1,4 @@
-"""Keras callbacks in several processes: equal logs, files written by the chief, and a common decision to stop."""
+"""Runs Keras callbacks in several processes, with equal logs, files written by the chief, and a common decision to stop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ class Callbacks(keras.callbacks.CallbackList):
         self._group = strategy.group
         # Some processes may have no callbacks, as in `callbacks=[...] if rank == 0 else []`.
         self._has_callbacks = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
-        self.of_process = callbacks_of_process(callbacks, strategy)  # those that run on this process
+        self.of_process = callbacks_of_process(callbacks, strategy)
         self._epoch_logs: dict[str, Any] = {}
         # The last callback, because the others may change the logs.
         keep_logs = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: self._epoch_logs.update(logs))
@@ -39,19 +39,19 @@ class Callbacks(keras.callbacks.CallbackList):
         super().__init__([*self.of_process, keep_logs], model=model, **params)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> dict[str, Any]:
-        """Calls `on_epoch_end`; returns the logs with the additions of callbacks, as in Keras's `History`."""
+        """Calls `on_epoch_end`; returns the logs with what callbacks added, as in Keras's `History`."""
         self._epoch_logs = {}
         super().on_epoch_end(epoch, logs)
         return self._epoch_logs
 
     def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
-        """Calls `on_evaluation` of the callbacks that have it; the names of the results have the prefix `val_`."""
+        """Calls `on_evaluation` of callbacks that define it. The names in `logs` have the prefix `val_`."""
         for callback in self.of_process:
             if callable(getattr(callback, "on_evaluation", None)):
                 callback.on_evaluation(step, dict(logs))
 
     def should_stop(self, step: int) -> bool:
-        """Returns whether a callback of any process requests a stop; all processes must call it at the same step."""
+        """Returns whether a callback of any process requests a stop; every process must call this at the same step."""
         if not self._has_callbacks:
             return False
         # Without a deadline, because a callback may take long. The watchdog detects one that never returns.
@@ -63,21 +63,21 @@ class Callbacks(keras.callbacks.CallbackList):
 def callbacks_of_process(
     callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, broadcasts_weights: bool = False
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that run on this process, of those passed on every process: only the chief's write files.
+    """Returns the callbacks to run on this process: those that write files run only on the chief.
 
-    Raises `InputError` if a callback does not work with several processes. `broadcasts_weights` tells whether weights
-    that the chief restores are broadcast to the other processes.
+    Raises `InputError` if a callback does not work with several processes. `broadcasts_weights` indicates whether
+    weights that the chief restores are broadcast to the other processes.
     """
     backs_up = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks)
     if strategy.cluster.size > 1 and backs_up and not broadcasts_weights:
         raise InputError(
             "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
-            f"{strategy.cluster.size} processes. Leave it out."
+            f"{strategy.cluster.size} processes. Remove this callback."
         )
     if not strategy.trains_whole_model and any(getattr(c, "restore_best_weights", False) for c in callbacks):
         raise InputError(
             "A resumed pipeline cannot restore the best weights that a callback holds. Received: restore_best_weights=True. "
-            "Leave it out, and use Checkpoints(best=...) and trainer.load_best()."
+            "Remove this option, and use Checkpoints(best=...) and trainer.load_best()."
         )
     chief_reads = [
         type(c).__name__
@@ -87,7 +87,7 @@ def callbacks_of_process(
     ]
     if strategy.blocks.spans_processes and strategy.cluster.size > 1 and chief_reads:
         raise InputError(
-            "On a mesh or a pipeline of several processes the chief cannot read weights alone. Received: "
+            "On a mesh or a pipeline of several processes, the chief cannot read all weights by itself. Received: "
             f"{', '.join(chief_reads)}. Save the model on every process instead (trainer.save, or model.save with Keras's own "
             "fit)."
         )
@@ -97,7 +97,7 @@ def callbacks_of_process(
 def run_evaluation(
     callbacks: keras.callbacks.CallbackList, batches: int, evaluate: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
-    """Evaluates, and calls the callbacks' methods once for all batches, which are one call of a compiled loop."""
+    """Evaluates; calls callbacks once for all batches, because a single call of a compiled loop evaluates all of them."""
     callbacks.on_test_begin()
     callbacks.on_test_batch_begin(0)
     results = evaluate()
@@ -110,9 +110,9 @@ def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], progra
     """Checks that callbacks that save, restore or swap weights use the evaluated weights.
 
     With a moving average of the weights, or if replicas train locally, evaluations use averages, whereas callbacks read
-    and assign the training weights. With local training, those are the weights of the first replica, which are neither
-    evaluated nor sufficient to continue from, so no callback may save them. Raises `InputError` if a callback would
-    save or restore other weights, or swap the average out.
+    and assign the training weights. With local training, callbacks access the weights of the first replica, which are
+    neither evaluated nor sufficient to continue from, so no callback may save them. Raises `InputError` if a callback
+    would save or restore weights other than those evaluated, or swap out the average.
     """
     sync, strategy = program.settings.sync, program.strategy
     # Between rounds of FedAvg, all replicas have the global weights.
@@ -125,7 +125,7 @@ def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], progra
             case keras.callbacks.SwapEMAWeights() if has_average:
                 raise InputError(
                     "Evaluations already use the moving average of the weights, and a callback would swap it out. Received: "
-                    "SwapEMAWeights. Leave it out; for other uses of the average, enter trainer.averaged_weights()."
+                    "SwapEMAWeights. Remove it; for other uses of the average, enter the context trainer.averaged_weights()."
                 )
             case keras.callbacks.EarlyStopping() if callback.restore_best_weights:
                 name = f"{name}(restore_best_weights=True)"
@@ -139,6 +139,6 @@ def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], progra
             case _:
                 continue
         raise InputError(
-            f"A callback cannot keep the weights that are evaluated with {options}, which are averages. Received: {name}. "
+            f"With {options}, averages of weights are evaluated, which a callback cannot store or restore. Received: {name}. "
             f"Use {remedy}."
         )

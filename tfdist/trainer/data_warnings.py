@@ -1,4 +1,4 @@
-"""Errors and warnings about the data of a run, the same on every process."""
+"""Checks the data of a run. Errors are raised on every process, and the chief logs warnings."""
 
 import dataclasses
 import math
@@ -22,14 +22,14 @@ from tfdist.step.data_check import explain_mismatch
 from tfdist.step.row_dependence import RowDependence, communicates, log_no_effect, row_dependence
 from tfdist.step.settings import Settings
 
-# Keras's warning for one of the rules, raised inside a step.
+# Keras's warning about a problem that `data_check.findings` also reports.
 _KERAS_WARNING = r".*received `from_logits=True`, but the `output` argument was produced by"
-_SAMPLE_ROWS = 64  # examples to check; more for arrays in memory
-_TRAINER_CONSEQUENCE = "a Trainer rejects it with stages, layouts and local training"
-_EVALUATION_SITUATION = "evaluation is not finite"  # a situation detected in the data or the loss
+_SAMPLE_SIZE = 64  # number of examples to check; more for arrays in memory
+_TRAINER_CONSEQUENCE = "a Trainer rejects it with pipeline stages, tensor layouts and local training"
+_EVALUATION_SITUATION = "evaluation is not finite"  # see `warn_once`; detected in the data or in the loss
 
 
-def check_form(model: keras.Model, element_spec: Any) -> None:
+def check_labels(model: keras.Model, element_spec: Any) -> None:
     """Raises `InputError` for labels that do not fit the loss, before the model is built."""
     errors = [finding.text for finding in data_check.spec_findings(model, element_spec) if finding.is_error]
     if errors:
@@ -39,19 +39,19 @@ def check_form(model: keras.Model, element_spec: Any) -> None:
 def dependence_of(
     strategy: Strategy, model: keras.Model, element_spec: Any, settings: Settings, steps: Steps
 ) -> tuple[RowDependence, Settings]:
-    """Returns the dependence of a model on several rows of a batch, and the options of steps that compute them."""
+    """Returns which values of a model depend on several rows of a batch, and the settings of steps that compute them."""
     parts, has_listener = strategy.micro_batches or settings.micro_steps, listener() is not None
     # Batches have a static number of rows, which code may read.
     spec = tf.nest.map_structure(lambda x: x and tf.TensorSpec([1, *x.shape], x.dtype), tuple(element_spec))
-    is_callable = strategy.trains_whole_model and not strategy.layouts.shards_tensors
-    combines_rows = is_callable and strategy.can_train_locally and not settings.sync.exchanges_weights
+    has_whole_model = strategy.trains_whole_model and not strategy.layouts.shards_tensors
+    combines_rows = has_whole_model and strategy.can_train_locally and not settings.sync.exchanges_weights
     with strategy.in_use(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_KERAS_WARNING)  # repeated for the examples or the first step
+        warnings.filterwarnings("ignore", message=_KERAS_WARNING)  # shown again for the examples or in the first step
         dependence = row_dependence(
             model,
             spec,
             is_divided=strategy.replicas * parts > 1 or has_listener,
-            is_callable=is_callable,
+            has_whole_model=has_whole_model,
             may_communicate=parts == 1 or combines_rows,
         )
     if combines_rows and (dependence.reasons or communicates(dependence.calls)):
@@ -71,7 +71,7 @@ def dependence_of(
 
 
 def _with_division(dependence: RowDependence, strategy: Strategy, spec: Any, steps: Steps) -> RowDependence:
-    """Returns the dependence with the rows that replicas compute, and with metrics that are kept from batch to batch."""
+    """Returns the dependence with its `division` and `kept_metrics`."""
     kept_metrics = [name for name, coupling in dependence.metrics.items() if coupling == "batches"]
     dependence = dependence._replace(kept_metrics=kept_metrics)
     if not dependence.reasons or (strategy.replicas == 1 and not listener()):
@@ -92,12 +92,12 @@ def check_examples(
     """Checks some examples on the chief, without advancing the data or a random state; every process must call it.
 
     Returns:
-      On the chief, the text and the situation of each warning; empty on other processes.
+      On the chief, the text and the situation (see `warn_once`) of each warning; empty on other processes.
 
     Raises:
-      InputError: on every process. Evaluation data does not fit the model; the labels make training or evaluation
-        meaningless; or, where replicas cannot exchange rows: a metric is not a sum over batches or rows, a loss is not a
-        mean over rows, or outputs or state depend on several rows together.
+      InputError: on every process, if evaluation data does not fit the model; if the labels make training or evaluation
+        meaningless; or, where replicas cannot exchange rows, if a metric is not a sum over batches or rows, a loss is not
+        a mean over rows, or outputs or state depend on several rows together.
     """
     if evaluation is not None:
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
@@ -109,7 +109,7 @@ def check_examples(
     if findings or not is_chief:
         warnings.filterwarnings("ignore", message=_KERAS_WARNING)
     if settings.sync.exchanges_weights and parts == 1:
-        # Replicas that train locally have their own state, which exchanges average.
+        # Replicas that train locally have their own state, which is averaged at each exchange.
         dependence = _without_state(dependence)
     errors += _division_errors(dependence, strategy.replicas, parts)
     if test is not None and is_chief:
@@ -122,7 +122,7 @@ def check_examples(
     if dependence.error and dependence.division == "own" and strategy.replicas * parts > 1:
         text = (
             f"Whether rows of a batch depend on each other could not be checked: {dependence.error}. Training with "
-            f"{_division(strategy.replicas, parts)} has the result of one device only if losses, metrics, "
+            f"{_division(strategy.replicas, parts)} has the same result as on one device only if losses, metrics, "
             "outputs and the state of layers depend on single rows, or are means over rows."
         )
         data_warnings.append((text, ""))
@@ -133,10 +133,10 @@ def check_examples(
 
 
 def check_standalone_evaluation(strategy: Strategy, dependence: RowDependence) -> None:
-    """Checks that an evaluation without training has the results of one device; every process must call it.
+    """Checks that an evaluation without training has the same results as on one device; every process must call it.
 
-    Raises `InputError` on every process, with several replicas or micro-batches that cannot exchange rows, if a loss is
-    not a mean over rows, a metric is not a sum, or outputs depend on several rows together.
+    Raises `InputError` on every process if there are several replicas or micro-batches that cannot exchange rows, and a
+    loss is not a mean over rows, a metric is not a sum, or outputs depend on several rows together.
     """
     parts = strategy.micro_batches or 1
     if strategy.replicas * parts == 1:
@@ -146,7 +146,7 @@ def check_standalone_evaluation(strategy: Strategy, dependence: RowDependence) -
 
 
 def _raise_first(strategy: Strategy, name: str, errors: list[str]) -> None:
-    """Raises `InputError` on every process with the first of the chief's errors, if there is one."""
+    """Raises `InputError` on every process with the first of the chief's errors, if any."""
     with long_timeout("its data") as deadline:
         if refusal := strategy.group.broadcast(name, errors[:1], deadline):
             raise InputError(refusal[0])
@@ -171,43 +171,44 @@ def _division_errors(dependence: RowDependence, replicas: int, parts: int) -> li
         return []
     if losses := dependence.describe_coupled("loss"):
         return [
-            "A loss must be a mean over rows where replicas cannot exchange rows, as with stages, layouts and local "
-            f"training. Received: {'; '.join(losses)}; with {division}. Leave these out, or use a loss that is computed "
+            "Where replicas cannot exchange rows (pipeline stages, tensor layouts, local training), a loss must be a mean over "
+            f"rows. Received: {'; '.join(losses)}; with {division}. Remove these losses, or use losses that are computed "
             "for each row."
         ]
     metrics = {name: coupling for name, coupling in dependence.metrics.items() if name not in dependence.kept_metrics}
     if metrics:
         return [
-            "A metric must be a sum over rows and batches where replicas cannot exchange rows, as with stages, layouts and "
-            f"local training. Received: {name}, whose variables for parts of the {coupling} do not add up, with {division}. "
-            "Let a function return a value for each row, and a class add sums over rows; or leave these out."
+            "Where replicas cannot exchange rows (pipeline stages, tensor layouts, local training), a metric must be a sum "
+            f"over rows and batches. Received: {name}, whose value is not the sum of its values for parts of the {coupling}, "
+            f"with {division}. Write a metric function so that it returns one value per row, or a Metric class so that its "
+            "variables are sums over rows; or remove the metric."
             for name, coupling in metrics.items()
         ]
     if state := dependence.describe_coupled("variable"):
         return [
-            "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them where "
-            "replicas cannot exchange rows, as with stages and layouts. Received: "
-            f"{state[0]}, with {division}. Leave these out, or compute it from tfdist.gather_rows(rows)."
+            "Where replicas cannot exchange rows (pipeline stages, tensor layouts), state that a layer updates from a batch "
+            "during training must be a floating-point mean over the rows. Received: "
+            f"{state[0]}, with {division}. Remove the layer, or compute its state from tfdist.gather_rows(rows)."
         ]
     return [
-        "The outputs for a row must not depend on the other rows where replicas cannot exchange rows, as with stages, layouts "
-        f"and local training. Received: the output of {output}, with {division}. Leave these out."
+        "Where replicas cannot exchange rows (pipeline stages, tensor layouts, local training), the output for a row must not "
+        f"depend on other rows. Received: the output of {output}, with {division}. Remove the layers that combine rows."
         for output in dependence.describe_coupled("output")
     ]
 
 
 def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any, element_spec: Any) -> None:
-    """Raises `InputError` for evaluation data that differs in form from the training data and does not fit the model."""
+    """Raises `InputError` if evaluation data differs from the training data in its spec and does not fit the model."""
     if element_spec[:2] == training_spec[:2]:
         return
     with evaluation_errors():
-        check_form(model, element_spec)
+        check_labels(model, element_spec)
         with strategy.scope(), explain_mismatch(element_spec):
             keras_internals.check_fits(model, tf.nest.map_structure(add_batch_dim, element_spec))
 
 
 def warn_about_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
-    """Logs a warning, on the chief, about a loss that is not finite, unless a warning about the data explains it."""
+    """Logs a warning on the chief if the loss is not finite, unless there was a warning about the data."""
     if math.isfinite(loss):
         return
     # Every process reads, because reading may advance a random generator.
@@ -223,7 +224,7 @@ def warn_about_evaluation(strategy: Strategy, data: Examples, loss: float) -> No
 
 
 def locate_nonfinite(data: Examples, batch_size: int, seed: int, first_example: int) -> list[str]:
-    """Returns the locations of NaN or inf in the batch after `first_example` examples, or in a sample without random access."""
+    """Returns where the batch after `first_example` examples, or a sample without random access, has NaN or inf."""
     source = data.sample
     if not isinstance(source, Source):
         return data_check.non_finite_locations(_sample(data))
@@ -240,4 +241,4 @@ def _non_finite_message(locations: list[str], result: str) -> str:
 
 def _sample(data: Examples) -> Any:
     with explain_reading_errors(data):
-        return data_check.as_arrays(data.sample.preview(_SAMPLE_ROWS))
+        return data_check.as_arrays(data.sample.preview(_SAMPLE_SIZE))

@@ -1,4 +1,4 @@
-"""Early stopping and learning-rate reduction, with patience in evaluations at any steps."""
+"""Early stopping and learning-rate reduction with patience counted in evaluations, which may take place at any step."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class EvaluationMonitor(keras.callbacks.Callback):
     monitor: str  # an attribute of Keras's class
     mode: str
     _step = 0
-    _saved_attributes: Mapping[str, str] = {"step": "_step"}  # by their names in a checkpoint
+    _saved_attributes: Mapping[str, str] = {"step": "_step"}  # names of attributes by their names in a checkpoint
 
     @property
     def _monitors_evaluations(self) -> bool:
@@ -92,12 +92,12 @@ def direction_of(callback: keras.callbacks.Callback) -> str:
 
 
 class EarlyStopping(EvaluationMonitor, keras.callbacks.EarlyStopping):
-    """`keras.callbacks.EarlyStopping` with patience in evaluations, at any steps.
+    """`keras.callbacks.EarlyStopping` with patience counted in evaluations, which may take place at any step.
 
     Keras's class checks its metric at the end of each epoch, where `val_` metrics are missing if `Schedule.eval_every`
     schedules evaluations at other steps. This class checks a `val_` metric after each evaluation, and any other metric at
-    the end of each epoch. All ranks stop at the same step. The callback's state is saved with the run, so a run that it
-    has stopped remains stopped when it is resumed.
+    the end of each epoch. All ranks stop at the same step. The callback's state is saved with the run, so a stopped run
+    remains stopped when it is resumed.
     """
 
     _saved_attributes = {"step": "_step", "best_step": "best_step", "stopped_step": "stopped_step", "looks": "_checks"}
@@ -151,7 +151,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
-    """`keras.callbacks.ReduceLROnPlateau` with patience and cooldown in evaluations, at any steps.
+    """`keras.callbacks.ReduceLROnPlateau` with patience and cooldown counted in evaluations, at any step.
 
     It checks its metric at the same steps as `EarlyStopping`. All ranks see the same results, so they reduce the rate at the
     same step. The callback's state and the learning rate are saved with the run.
@@ -172,10 +172,10 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
 
         Args:
           monitor: name of the metric, with the prefix `val_` for a metric of an evaluation.
-          factor: factor of the learning rate, in [0, 1).
+          factor: factor by which the learning rate is multiplied, in [0, 1).
           patience: number of evaluations without an improvement after which the rate is reduced.
           min_delta: smallest change that counts as an improvement.
-          cooldown: number of evaluations after a reduction that do not count.
+          cooldown: number of evaluations after a reduction during which patience is not counted.
           min_lr: smallest learning rate.
           mode: "min" if lower values are better, "max" if higher ones are; "auto" to infer it from the metric.
 
@@ -198,7 +198,7 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
         if schedule is not None:
             raise InputError(
                 "ReduceLROnPlateau needs an optimizer whose learning rate is a number. Received: a "
-                f"{type(schedule).__name__}. Leave one of them out."
+                f"{type(schedule).__name__}. Remove the callback, or pass a number as the learning rate."
             )
 
     def _check(self, logs: Mapping[str, float]) -> None:
@@ -209,16 +209,16 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
         new_rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)) if old_rate else 0.0
         if new_rate < old_rate and (self.params or {}).get("is_chief", True):
             period = count_of(max(self.patience, 1), self._unit)
-            text = "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %s."
+            text = "Reducing the learning rate from %.3g to %.3g at step %d: %s has not improved for %s."
             _log.info(text, old_rate, new_rate, self._step, self.monitor, period)
 
 
 def check_monitored_metrics(
     callbacks: Sequence[keras.callbacks.Callback], best: str, program: Program, evaluates: bool
 ) -> tuple[str, str]:
-    """Checks the metrics that a run's callbacks of this library monitor, and the metric of the best checkpoint.
+    """Checks the metrics that the callbacks of this module monitor in a run, and the metric of the best checkpoint.
 
-    `best` is as in `Checkpoints.best`, "" for none, and `evaluates` tells whether the run evaluates.
+    `best` is `Checkpoints.best`, "" for none, and `evaluates` indicates whether the run has data to evaluate.
 
     Returns the metric of the best checkpoint and its direction, "min" or "max"; two empty strings if `best` is empty.
     Raises `InputError` if the run does not measure a metric, or its direction is unknown.
@@ -236,8 +236,8 @@ def _direction(metric: str, mode: str, program: Program, evaluates: bool) -> str
     metric_names = ["loss", *program.metrics.results([np.zeros(v.shape) for v in program.metrics.variables])]
     if metric.startswith("val_") and not evaluates:
         raise InputError(
-            "A metric of an evaluation needs data to evaluate. Received: "
-            f"{metric}, without any. Give validation data, or monitor {metric.removeprefix('val_')}."
+            "Monitoring a metric of an evaluation requires validation data. Received: "
+            f"{metric}, without validation data. Pass validation data, or monitor {metric.removeprefix('val_')}."
         )
     valid_names = [f"val_{name}" for name in metric_names if evaluates] + metric_names
     if metric not in valid_names:

@@ -21,7 +21,7 @@ from tfdist.gradients.bucket import BUCKET_ORDERS
 from tfdist.gradients.compression import check as check_compression
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
-# Methods that Keras's fit calls.
+# Methods with which a model customizes Keras's fit.
 _STEP_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 # Names that Keras resolves by the shape of the labels.
 _LABEL_DEPENDENT_NAMES = ("accuracy", "acc", "crossentropy", "ce")
@@ -32,7 +32,7 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
     _check_type("model", model, keras.Model, "a keras.Model", "keras.Sequential([...])")
     if names := [name for name in _STEP_METHODS if keras_internals.is_overridden(model, name)]:
         raise InputError(
-            f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own "
+            f"A Trainer does not call methods that customize Keras's fit. Received: a {type(model).__name__} that overrides "
             f"{', '.join(names)}. Use Keras's own fit: tfdist.distribute(model, strategy)."
         )
     _check_optimizer(optimizer)
@@ -61,8 +61,8 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
         check_compression(compression)
     if options["bucket_order"] not in BUCKET_ORDERS:
         raise InputError(
-            f"`bucket_order` must be one of {', '.join(BUCKET_ORDERS)}. Received: {options['bucket_order']!r}. Leave it out "
-            f'for "{BUCKET_ORDERS[0]}".'
+            f"`bucket_order` must be one of {', '.join(BUCKET_ORDERS)}. Received: {options['bucket_order']!r}. The "
+            f'default is "{BUCKET_ORDERS[0]}".'
         )
 
 
@@ -74,7 +74,7 @@ def check_fit(
     for label, weight in (class_weight or {}).items():
         if not is_integer(label) or isinstance(weight, str):
             raise InputError(
-                f"`class_weight` must map class numbers to weights. Received: {label!r}: {weight!r}. Number the "
+                f"`class_weight` must map integer class indices to weights. Received: {label!r}: {weight!r}. Number the "
                 "classes from 0."
             )
     _check_type("schedule", schedule, Schedule | None, "a tfdist.Schedule", "tfdist.Schedule(log_every=10)")
@@ -86,12 +86,13 @@ def check_fit(
 
 
 def validate_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """Returns callbacks as a list; raises `InputError` if an object is not a callback."""
+    """Returns callbacks as a list; raises `InputError` if one is not a Keras callback."""
     callback_list = [] if callbacks is None else tf.nest.flatten(callbacks)
     for callback in callback_list:
         if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
             raise InputError(
-                f"Callbacks must be objects. Received: the class {callback.__name__}. Write {callback.__name__}(...)."
+                f"Callbacks must be instances, not classes. Received: the class {callback.__name__}. Pass "
+                f"{callback.__name__}(...)."
             )
         example = "[keras.callbacks.TerminateOnNaN()]"
         _check_type("callbacks", callback, keras.callbacks.Callback, "Keras callbacks", example)
@@ -99,23 +100,23 @@ def validate_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
 
 
 def check_targets(has_loss: bool, spec: Any, noun: str) -> None:
-    """Raises `InputError` if a loss has no targets in data with the given `Examples.element_spec`."""
+    """Raises `InputError` if there is a loss, but data with this `Examples.element_spec` has no targets."""
     if has_loss and not tf.nest.flatten(spec[1]):
         raise InputError(
-            f"The loss needs targets, but the {noun} has none. Received: inputs alone. Give (x, y), or a dataset of such pairs."
+            f"The loss needs targets, but the {noun} has none. Received: only inputs. Pass (x, y), or a dataset of such pairs."
         )
 
 
 def _check_type(name: str, value: Any, kind: Any, rule: str, example: str) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         received = "None" if value is None else f"{value!r:.60} ({type(value).__name__})"
-        raise InputError(f"`{name}` must be {rule}. Received: {received}. Write {name}={example}.")
+        raise InputError(f"`{name}` must be {rule}. Received: {received}. For example, pass {name}={example}.")
 
 
 def _check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, type):
         name = optimizer.__name__
-        raise InputError(f"`optimizer` must be an object or a name. Received: the class {name}. Write {name}(...).")
+        raise InputError(f"`optimizer` must be an instance or a name. Received: the class {name}. Pass {name}(...).")
     if isinstance(optimizer, str):
         kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
         names = [kind.__name__.lower() for kind in kinds if issubclass(kind, keras.Optimizer)]
@@ -125,7 +126,7 @@ def _check_optimizer(optimizer: Any) -> None:
 
 
 def _check_name(argument: str, name: str, get: Callable[[str], Any], valid_names: Sequence[str]) -> None:
-    """Checks a name of Keras; `valid_names` has further names, or those to suggest."""
+    """Checks that Keras knows a name; `valid_names` are further valid names, which are also suggested."""
     if name.lower() in valid_names:
         return
     try:
@@ -137,7 +138,7 @@ def _check_name(argument: str, name: str, get: Callable[[str], Any], valid_names
         raise InputError(f'`{argument}="{name}"` is not known.{nearest(name, names)}') from error
 
 
-BATCH_SIZE = 32  # as in Keras
+DEFAULT_BATCH_SIZE = 32  # as in Keras
 
 
 class FitArguments(NamedTuple):
@@ -147,8 +148,8 @@ class FitArguments(NamedTuple):
     batch_size: int  # global batch size
     steps: int  # length of the run in steps, or 0
     epochs: int  # length of the run in epochs, or 0
-    initial_epoch: int  # number of the first epoch
-    validation_freq: int | Collection[int]  # epochs between validations, or those to validate after, counted from 1
+    initial_epoch: int  # index of the first epoch, for callbacks
+    validation_freq: int | Collection[int]  # epochs between validations, or the epochs after which to validate, from 1
     validation_batch_size: int  # global batch size of evaluations
 
     def validates(self, epoch: int) -> bool:
@@ -177,10 +178,10 @@ def fit_arguments(
     validation_batch_size: int | None = None,
     validation_freq: int | Collection[int] = 1,
 ) -> FitArguments:
-    """Validates the arguments of `Trainer.fit`, see `with_class_weight` for `one_hot`; raises `InputError`."""
+    """Validates the arguments of `Trainer.fit`; raises `InputError`. See `with_class_weight` for `one_hot`."""
     if y is not None and isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator):
         raise InputError(
-            f"`y` must be left out if `x` has the targets, too. Received: `y` with a {type(x).__name__}. Leave it out."
+            f"`y` must not be passed if `x` already contains the targets. Received: `y` with a {type(x).__name__}. Remove `y`."
         )
     for name, value in (("x", x), ("y", y)):
         check_array(name, value)
@@ -195,7 +196,7 @@ def fit_arguments(
             validation_data = _read_batches(validation_data, validation_steps)
         validation_data = test_examples(validation_data)
     data = fit_data(x, y, sample_weight, validation_data, validation_split, steps_per_epoch, validation_steps)
-    batch_size = batch_size or data.train.batch_size or BATCH_SIZE
+    batch_size = batch_size or data.train.batch_size or DEFAULT_BATCH_SIZE
     validation_batch_size = validation_batch_size or (data.test and data.test.batch_size) or batch_size
     train = data.train if shuffle else data.train.in_order()
     if steps_per_epoch is not None:
@@ -214,16 +215,16 @@ def evaluation_arguments(
     steps = validate_count("steps", steps)
     batch_size = validate_count("batch_size", batch_size)
     examples = as_examples(test_examples(all_data(x, y, sample_weight)), steps)
-    batch_size = batch_size or examples.batch_size or BATCH_SIZE
+    batch_size = batch_size or examples.batch_size or DEFAULT_BATCH_SIZE
     return _limit(examples, steps, batch_size), batch_size
 
 
 def _read_batches(batches: Iterator[Any], steps: int | None) -> Any:
     if steps is None:
-        raise InputError("A generator needs `validation_steps`. Received: a generator without it.")
+        raise InputError("A generator requires `validation_steps`. Received: a generator without `validation_steps`.")
     batch_list = list(itertools.islice(batches, steps))
     if not batch_list:
-        raise InputError("A data set must have examples. Received: a generator without a batch.")
+        raise InputError("A data set must have examples. Received: an empty generator.")
     return tf.nest.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *batch_list)
 
 
@@ -241,11 +242,11 @@ def _parse_length(steps: int | None, epochs: int | None, initial_epoch: int) -> 
     lengths = steps or 0, epochs or 0
     if not all(map(_is_integral, lengths)) or bool(steps) == bool(epochs) or min(lengths) < 0:
         raise InputError(
-            f"Give either `steps` or `epochs`, a positive integer. Received: steps={steps}, epochs={epochs}."
+            f"Exactly one of `steps` and `epochs` must be set, to a positive integer. Received: steps={steps}, epochs={epochs}."
         )
     if not is_integer(initial_epoch) or initial_epoch < 0 or 0 < lengths[1] <= initial_epoch:
         raise InputError(
-            "`initial_epoch` must be an integer of at least 0 and less than `epochs`, the number of the last epoch. "
+            "`initial_epoch` must be an integer of at least 0 and less than `epochs`, which includes earlier epochs. "
             f"Received: initial_epoch={initial_epoch}, epochs={epochs}."
         )
     return int(lengths[0]), int(lengths[1] and lengths[1] - initial_epoch)

@@ -1,4 +1,4 @@
-"""The fit loop: calls of the compiled loop, with records, evaluations, callbacks and checkpoints between them."""
+"""Runs a call of `fit`: calls the compiled loop, with records, evaluations, callbacks and checkpoints between calls."""
 
 import contextlib
 import dataclasses
@@ -33,26 +33,26 @@ from tfdist.step.running_metrics import RunningMetrics
 from tfdist.step.settings import Settings
 from tfdist.trainer.auto_all_reduce import AutoAllReduce
 from tfdist.trainer.auto_compression import AutoCompression
-from tfdist.trainer.balancing import Balancing
+from tfdist.trainer.balancing import FixedRowAllocator
 from tfdist.trainer.callbacks import Callbacks, run_evaluation
 from tfdist.trainer.data_warnings import check_examples, locate_nonfinite
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.inspections import Inspection, RunView
 from tfdist.trainer.options import FitOptions
-from tfdist.trainer.pipeline_timeline import Exposure, PipelineTimeline
+from tfdist.trainer.pipeline_timeline import ExposedCommunication, PipelineTimeline
 from tfdist.trainer.program import Program
 from tfdist.trainer.records import History, Recorder
 from tfdist.trainer.replica_divergence import CompressionErrorMonitor, ReplicaDivergence
 from tfdist.trainer.run_warnings import warn_about_run
 from tfdist.trainer.train_state import TrainState
 
-_MAX_LISTED = 8  # maximum number of replicas whose rows are listed
+_MAX_LISTED = 8  # maximum number of replicas for which the number of rows is listed
 
 
 def describe(
     program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "", allocation: RowAllocation = EVEN
 ) -> dict[str, str]:
-    """Returns descriptions by name: model, data, strategy, batch and length of a run."""
+    """Returns descriptions of a run by name, such as its model, data, strategy, batch and length."""
     model, strategy, settings = program.model, program.strategy, program.settings
     batch = _describe_batch(strategy, settings, plan.batch_size, model.dtype_policy.name, allocation)
     return {
@@ -127,11 +127,11 @@ def _describe_batch(
 
 
 def _describe_length(plan: RunPlan) -> str:
-    """Returns a description such as `450 steps, 20 epochs`, or `100 steps, 4.45 epochs; 50 steps done before`."""
+    """Returns a description such as `450 steps, 20 epochs`, or `100 steps, 4.45 epochs; 50 steps completed before`."""
     epochs = (plan.epoch(plan.total_steps) or 0.0) - plan.first_epoch
     number = int(plan.epoch_text(plan.total_steps).rpartition("/")[2] or 0)
     epochs_text = count_of(number, "epoch") if epochs >= number else f"{epochs:.3g} epochs"
-    previous_text = f"; {count_of(plan.first_step, 'step')} done before" if plan.first_step else ""
+    previous_text = f"; {count_of(plan.first_step, 'step')} completed before" if plan.first_step else ""
     return f"{count_of(plan.total_steps, 'step')}, {epochs_text}{previous_text}"
 
 
@@ -153,7 +153,7 @@ _log = logging.getLogger(__name__)
 
 
 class FitLoop:
-    """A call of `Trainer.fit`, which owns the `TrainState` until it ends."""
+    """A call of `Trainer.fit`, which owns the `TrainState` until the call ends."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class FitLoop:
         callbacks: Sequence[keras.callbacks.Callback],
         options: FitOptions,
         saver: Saver,
-        balancing: Balancing,
+        row_allocator: FixedRowAllocator,
         watchdog: Watchdog,
     ):
         """Prepares the loop; every process must create it."""
@@ -178,7 +178,7 @@ class FitLoop:
         self._schedule, self._arguments, reporting = options.schedule, arguments, options.reporting
         self._first_epoch = batches.epochs_from // self._source.size
         self._reporting, self._saver, self._watchdog = reporting, saver, watchdog
-        self._balancing = balancing
+        self._row_allocator = row_allocator
         self._progress_file = ProgressFile()
         self._callbacks = Callbacks(
             callbacks,
@@ -207,9 +207,9 @@ class FitLoop:
         if checks.compression_check_every and sums_gradients:
             limits = checks.compression_check_every, checks.compression_max_error
             enabled_inspections.append(CompressionErrorMonitor(run_view, *limits))
-        # Its probe steps flush the pipeline.
+        # The probe steps of this inspection would flush the pipeline.
         if checks.measure_every and sums_gradients and not pipeline_without_flush(self._strategy):
-            enabled_inspections.append(Exposure(run_view, checks.measure_every))
+            enabled_inspections.append(ExposedCommunication(run_view, checks.measure_every))
         if checks.check_sync_every:
 
             def replicated_variables() -> Mapping[str, tf.Variable]:
@@ -231,20 +231,20 @@ class FitLoop:
         if data_warnings is None:
             options = program.settings, program.dependence
             data_warnings = check_examples(self._strategy, self._model, self._source, self._test, *options)
-        if program.metrics.count_all_rows:
+        if program.metrics.replicas_see_all_rows:
             reason, plan = program.dependence.reasons[0], program.dependence.communication
             log_dependence(self._model, "A step", reason, plan, self._strategy)
         eval_every, seed = self._schedule.eval_every, program.settings.seed
         warn_about_run(program, self._data, self._batches, state.step, self._end, eval_every, data_warnings)
         first = self._position.examples_before(state.step)
         skip_count = first if self._source.is_reiterable else first - state.examples_read
-        pipeline = Pipeline(self._source, self._batch_size, seed, skip_count, self._balancing.allocation)
+        pipeline = Pipeline(self._source, self._batch_size, seed, skip_count, self._row_allocator.allocation)
         iterator = self._program.synchronizer.batches(pipeline, self._strategy)
         self._iterator = iterator
         self._reporting.reporter.start(self._plan(first))
         self._progress_file.note(state.step)
         self._program.steps.end = self._end
-        self._program.drain()  # discards the values of earlier calls in metrics of layers
+        self._program.read_and_reset_metrics()  # discards the values of earlier calls in metrics of layers
         state.callbacks.start(self._callbacks.of_process, self._model.optimizer)
         self._callbacks.on_train_begin()
         state.callbacks.after_train_begin()
@@ -260,7 +260,7 @@ class FitLoop:
             while not is_over and (state.step < self._end or state.progress.epoch):
                 with explain_reading_errors(self._source):
                     is_over = self._run_epoch()
-            # After the last save, as a longer run that resumes from this step would not evaluate here.
+            # After the last save, because a longer run that resumes from this step would not evaluate here.
             period, end = self._schedule.eval_every, self._end
             if self._test is not None and period and state.step == end and end % period:
                 if end // period > self._batches.begun_at // period:
@@ -283,25 +283,25 @@ class FitLoop:
             or (self._strategy.replicas > 1 and bool(self._program.steps.compressed_names())),
         )
         rows: dict[str, str] = {}
-        if not self._program.steps.has_loop:  # repeated calls of `fit` describe the run once
-            allocation = self._balancing.allocation_at(self._state.step)
+        if not self._program.steps.has_loop:  # only the first call of `fit` describes the run
+            allocation = self._row_allocator.allocation_at(self._state.step)
             rows = describe(self._program, self._data, plan, self._reporting.strategy_reason, allocation)
         return dataclasses.replace(plan, description={**rows, **self._reporting.description})
 
     def _is_already_stopped(self) -> bool:
-        """Returns whether the resumed run had been stopped; all processes agree."""
+        """Returns whether the resumed run had already been stopped; the same on all processes."""
         callbacks = self._state.callbacks
         if not callbacks.resumes:
             return False
         self._model.stop_training = callbacks.is_over
         is_stopped = self._callbacks.should_stop(self._state.step)
         if is_stopped and self._strategy.is_chief:
-            text = "EarlyStopping has already stopped this run at step %d: nothing is left to train."
+            text = "This run was already stopped by EarlyStopping at step %d: there is nothing left to train."
             _log.info(text, self._state.step)
         return is_stopped
 
     def _run_epoch(self) -> bool:
-        """Trains until the end of the epoch or of the run; returns whether to stop."""
+        """Trains until the end of the epoch or of the run; returns whether to stop training."""
         state = self._state
         stream_epoch = self._position.epoch(state.step, self._source.size)
         epoch = self._epoch_number(stream_epoch)
@@ -328,7 +328,7 @@ class FitLoop:
         return should_stop
 
     def _epoch_number(self, stream_epoch: int) -> int:
-        """Returns the number of an epoch for callbacks, given its number in the stream of examples."""
+        """Converts the index of an epoch in the stream of examples to the index that callbacks receive."""
         return stream_epoch - self._first_epoch + self._arguments.initial_epoch
 
     def _run_call(self, epoch_end: int) -> bool:
@@ -347,8 +347,8 @@ class FitLoop:
         self._reporting.reporter.progress(state.step, logs | fields)
         if should_log:
             self._recorder.train(float(result.norm), self._inspection_fields)
-        self._balancing.observe_call(state.step, count, result.compute_seconds.numpy())
-        # After the record and the allocation of rows, for which ranks wait for each other.
+        self._row_allocator.observe_call(state.step, count, result.compute_seconds.numpy())
+        # After the record and the allocation of rows, in which ranks wait for each other.
         self._watchdog.end_call(state.step)
         self._callbacks.on_train_batch_end(state.step - 1, logs)
         # Before the evaluation, in which the watchdog does not detect a missing rank.
@@ -360,13 +360,14 @@ class FitLoop:
 
     def _next_call_steps(self, epoch_end: int) -> int:
         step = self._state.step
-        next_steps = [inspection.next(step + 1) for inspection in self._inspections]
-        next_steps += [self._saver.next(step), self._program.synchronizer.next(step), self._balancing.next(step)]
+        next_steps = [inspection.next_step(step + 1) for inspection in self._inspections]
+        next_steps += [self._saver.next(step), self._program.synchronizer.next(step)]
+        next_steps.append(self._row_allocator.next_change(step))
         boundaries = [next_step for next_step in next_steps if next_step is not None]
         return self._schedule.call_steps(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *boundaries])
 
     def _train(self, count: int, needs_norm: bool) -> LoopResult:
-        """Runs steps and adds their results to the state; ends the run if a step is not finite."""
+        """Runs steps and adds their results to the state; raises `NotFiniteError` if the run cannot continue."""
         state = self._state
         is_compiled = self._program.steps.has_loop
         with (
@@ -391,7 +392,7 @@ class FitLoop:
             self._reporting.ledger.write(*entry)
         self._reporting.ledger.write_updates(result.updates)
         state.step += count
-        state.progress.add(losses, is_counted, self._program.drain(), self._program.metrics.kept)
+        state.progress.add(losses, is_counted, self._program.read_and_reset_metrics(), self._program.metrics.kept)
         initial = state.progress.divergence.add(losses[is_counted], self._batch_size)
         if initial is not None and self._strategy.is_chief:
             warn_once(running_metrics.describe(state.step, float(losses[-1]), initial))
@@ -402,21 +403,21 @@ class FitLoop:
             return
         text = ", ".join(f"replica {i} skipped {number}" for i, number in enumerate(skipped_counts) if number)
         warn_once(
-            f"Because of overflow, {text} of the {count} steps from step {self._state.step} on, and others did not. Each "
-            "replica has its own loss scale.",
+            f"Because of overflow, {text} of the {count} steps from step {self._state.step} on, unlike the other replicas. "
+            "Each replica has its own loss scale.",
             "replicas skip different steps",
         )
 
     def _raise_not_finite(self, result: LoopResult, losses: np.ndarray, is_counted: np.ndarray) -> NoReturn:
         state, program = self._state, self._program
         state.step += len(losses) - 1
-        state.progress.add(losses[:-1], is_counted[:-1], program.drain(), program.metrics.kept)
+        state.progress.add(losses[:-1], is_counted[:-1], program.read_and_reset_metrics(), program.metrics.kept)
         first, variables = self._position.examples_before(state.step), self._model.trainable_variables
         locations = locate_nonfinite(self._source, self._batch_size, program.settings.seed, first)
         raise not_finite_error(state.step, losses[-1], result, variables, program.store.loss_scale, locations)
 
     def _should_stop(self) -> bool:
-        """Returns whether a callback of any rank requests a stop; the watchdog covers the wait for other ranks."""
+        """Returns whether a callback of any rank requests a stop; the watchdog monitors the wait for other ranks."""
         step = self._state.step
         self._watchdog.begin(step, step)
         should_stop = self._callbacks.should_stop(step)
@@ -426,20 +427,20 @@ class FitLoop:
     def _log_reasons(self) -> None:
         reasons = [getattr(callback, "reason", "") for callback in self._callbacks.of_process]
         for reason in reasons if self._strategy.is_chief else []:
-            if not isinstance(reason, str) or not reason:  # a user's attribute
+            if not isinstance(reason, str) or not reason:  # an unrelated attribute of a user's callback
                 continue
             _log.info("%s%s.", reason[0].upper(), reason[1:])
 
     def _inspect(self) -> None:
         for inspection in self._inspections:
-            if inspection.next(self._state.step) == self._state.step:
+            if inspection.next_step(self._state.step) == self._state.step:
                 self._inspection_fields |= inspection.inspect(self._state.step)
 
     def _batch(self, step: int) -> Any:
-        """Returns a batch like that of a step, from the first epoch of a separate iterator, to skip few examples."""
+        """Returns a batch like that of a step; reads it in the first epoch of a new iterator, to skip few examples."""
         number = step % steps_in_epochs(1, self._source.size, self._batch_size)
         seed = self._program.settings.seed
-        allocation = self._balancing.allocation_at(step)
+        allocation = self._row_allocator.allocation_at(step)
         pipeline = Pipeline(self._source.sample, self._batch_size, seed, number * self._batch_size, allocation)
         return next(self._strategy.distribute(pipeline.dataset))
 
@@ -457,7 +458,7 @@ class FitLoop:
 
 @contextlib.contextmanager
 def _annotate_errors(step: int, examples: int) -> Iterator[None]:
-    """Adds the step as a note to exceptions; explains a premature end of the data."""
+    """Context that adds the step as a note to exceptions, and explains a premature end of the data."""
     try:
         yield
     except tf.errors.FailedPreconditionError as error:
@@ -465,7 +466,7 @@ def _annotate_errors(step: int, examples: int) -> Iterator[None]:
             raise
         raise InputError(
             f"The data must last as long as the run. Received: data that ended in the steps after {examples} examples. "
-            "Give smaller `epochs` or `steps_per_epoch`, or data that repeats."
+            "Reduce `epochs` or `steps_per_epoch`, or pass data that repeats."
         ) from error
     except Exception as error:
         error.add_note(f"The error occurred in a call of the compiled loop that began with step {step}.")

@@ -1,4 +1,4 @@
-"""The interface of inspections, which measure a run between training steps without changing weights, and timing functions."""
+"""Defines inspections, which measure a run between training steps without changing weights, and functions for timing."""
 
 import abc
 import statistics
@@ -13,38 +13,38 @@ from tfdist.step.compiled_steps import Steps
 
 
 class RunView(NamedTuple):
-    """The view of a run that an inspection gets."""
+    """What an inspection can access of a run."""
 
-    steps: Steps  # compiles probe steps
-    batch_size: int  # rows of a global batch
-    # Returns the batch of a step number for `Strategy.run`, without advancing the training iterator
+    steps: Steps  # compiles probe steps, which run a step for measurement and update no state
+    batch_size: int  # number of rows of a global batch
+    # Returns the batch of a step for `Strategy.run`, without advancing the training iterator
     batch: Callable[[int], Any]
 
 
 class Inspection(abc.ABC):
-    """Inspects a run before certain steps; every process has the same inspections, at the same steps."""
+    """Inspects a run before certain steps. Every process has the same inspections, at the same steps."""
 
     @abc.abstractmethod
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         """Returns the first step, at or after `step`, before which to inspect; None if there is none."""
 
     @abc.abstractmethod
     def inspect(self, step: int) -> dict[str, float]:
-        """Inspects the run before a step returned by `next`; returns fields for all later training records."""
+        """Inspects the run before a step returned by `next_step`; returns fields for all later training records."""
 
 
-class Periodic(Inspection):
-    """Inspects a run every `period` steps; `first` is the first step, at most `period`, which is also the default."""
+class PeriodicInspection(Inspection):
+    """Inspects a run every `period` steps; `first` is the first step to inspect, at most `period` (the default)."""
 
     def __init__(self, period: int, first: int | None = None):
         self._period = period
         self._first = period if first is None else first
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         return self._first if step <= self._first else -(-step // self._period) * self._period
 
 
-REPEATS = 5
+REPEATS = 5  # number of timed calls of which the median is returned
 
 
 def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> float:
@@ -59,17 +59,17 @@ def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> flo
     return statistics.median(seconds_of(call) for _ in range(REPEATS))
 
 
-def time_in_turns(
+def time_interleaved(
     calls: Mapping[str, Callable[[], object]], barrier: Callable[[], object], rounds: int
 ) -> dict[str, list[float]]:
-    """Times functions in turns; returns the seconds on this process, by name, in the order of the rounds.
+    """Times functions alternately; returns the seconds on this process, by name, in the order of the rounds.
 
     All processes must make the same calls in the same order. `barrier` returns when all processes have called it.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds):
         for name in list(calls)[:: -1 if number % 2 else 1]:  # alternates the order
-            # Without a barrier, a process that finished the previous call early would also time the delay of the others.
+            # Without a barrier, a process that finished the previous call early would also measure the delay of the others.
             barrier()
             times[name].append(seconds_of(calls[name]))
     return times
@@ -83,10 +83,10 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def medians_of_slowest(times_by_process: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Returns, for each name, the median over rounds of the longest time on any process in the round.
+    """Returns, for each name, the median over rounds of the time on the slowest process in the round.
 
     Args:
-      times_by_process: result of `time_in_turns` on each process.
+      times_by_process: result of `time_interleaved` on each process.
     """
     rounds = {name: zip(*(times[name] for times in times_by_process), strict=True) for name in times_by_process[0]}
     return {name: statistics.median(max(seconds) for seconds in rounds[name]) for name in rounds}

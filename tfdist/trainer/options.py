@@ -31,14 +31,14 @@ class Schedule(_FromConfig):
     Attributes:
       log_every: steps between records of metrics, at least 1.
       eval_every: steps between evaluations, with another at the end of the run; 0 to evaluate at the end of each epoch.
-        A run with fewer steps is not evaluated.
+        A run with fewer steps than `eval_every` is not evaluated.
       steps_per_call: maximum number of steps per call of the compiled loop, at least 1; affects speed, never the result.
       elastic_batch: the batch size that stays constant when a run resumes with another number of replicas: "global",
-        which also keeps the result; or "replica": on N replicas instead of N0, batches have batch_size / N0 * N examples, and
-        the learning rate is multiplied by N / N0.
+        so that the result does not change; or "replica": on N replicas instead of N0, batches have batch_size / N0 * N
+        examples, and the learning rate is multiplied by N / N0.
 
     Raises:
-      InputError: a number is too small.
+      InputError: a number of steps is too small or not an integer.
     """
 
     log_every: int = 10
@@ -57,8 +57,8 @@ class Schedule(_FromConfig):
     def call_steps(self, step: int, end: int, boundaries: Sequence[int]) -> int:
         """Returns the number of steps of the next call of the compiled loop, after `step` updates.
 
-        It is the number, at most `steps_per_call`, to the next record or evaluation, to the next of `boundaries`,
-        further steps at which a call must end, or to `end`, the step at which the run ends.
+        The call has at most `steps_per_call` steps. It ends at the latest at the next record or evaluation, at the next of
+        `boundaries`, which are further steps at which a call must end, and at `end`, where the run ends.
         """
         periods = [period for period in (self.log_every, self.eval_every) if period]
         ends = [end, *(step - step % period + period for period in periods), *(b for b in boundaries if b > step)]
@@ -70,8 +70,8 @@ class Checks(_FromConfig):
     """Measurements and checks during a run.
 
     Attributes:
-      measure_every: steps between measurements of exposed communication, the first by step 100; 0 disables them.
-      compression_check_every: steps between comparisons of compressed sums with exact sums; 0 disables them.
+      measure_every: steps between measurements of exposed communication, the first at step 100 at the latest; 0 disables them.
+      compression_check_every: steps between comparisons of compressed with exact sums of gradients; 0 disables them.
       compression_max_error: relative error above which a gradient is subsequently summed exactly; 0 for no limit.
       check_sync_every: steps between checks that all replicas hold the same values; 0 disables them.
       stall_warning_seconds: seconds beyond twice the usual duration after which a call of the compiled loop is reported;
@@ -105,14 +105,14 @@ class Reporting:
 
     Attributes:
       reporter: reports progress and metrics on the chief.
-      profile: when to profile.
+      profile: profiles certain steps.
       ledger: records the examples that this process uses, for example `tfdist.reporting.ledger_file.LedgerFile`.
-      record_all_reduce_table: called on the chief with the table of algorithms that `all_reduce="auto"` has measured, as CSV.
-      record_timelines: called on the chief with a pipeline's predicted and measured timelines, by title, at the first step
-        of `profile`.
-      strategy_reason: reason for the choice of the strategy, for the description at the start; "" for none.
-      description: additional lines of that description, by name.
-      findings: result of `check_examples` for the data; None to check it.
+      record_all_reduce_table: called on the chief with the table of algorithms, as CSV, after `all_reduce="auto"` measured it.
+      record_timelines: called on the chief at the first step of `profile` with a pipeline's predicted and measured
+        timelines, by title.
+      strategy_reason: reason for the choice of the strategy, for the description that is printed at the start; "" for none.
+      description: additional lines of the description, by name.
+      findings: result of `check_examples` for the data; None to check the data.
     """
 
     reporter: Reporter = dataclasses.field(default_factory=Reporter)

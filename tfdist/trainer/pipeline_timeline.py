@@ -1,4 +1,4 @@
-"""Measures when the processes of a pipeline compute their actions, and how long a step waits for communication."""
+"""Measures when the processes of a pipeline run their actions, and how long a step waits for communication."""
 
 import dataclasses
 import functools
@@ -17,9 +17,9 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedule import KINDS, Action, Schedule
 from tfdist.pipelining.schedule_catalog import endless_order, steady_state, steps_until_steady
 from tfdist.pipelining.timeline import Span, Timeline, simulate
-from tfdist.trainer.inspections import REPEATS, Inspection, Periodic, RunView, time_in_turns
+from tfdist.trainer.inspections import REPEATS, Inspection, PeriodicInspection, RunView, time_interleaved
 
-_TRIALS = 3  # the last one is measured; the first ones compile and fill caches
+_TRIALS = 3  # number of probe steps; the last is measured, the others compile and fill caches
 
 Record = Callable[[Mapping[str, Timeline]], None]
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class PipelineTimeline(Inspection):
         """Initializes the inspection; `record` is called with timelines by title on the chief."""
         self._run_view, self._pipeline, self._step, self._record = run_view, pipeline, step, record
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         return self._step if step <= self._step else None
 
     def inspect(self, step: int) -> dict[str, float]:
@@ -50,7 +50,7 @@ class PipelineTimeline(Inspection):
                 f"{timeline.makespan:.4g} s, {100 * timeline.bubble:.0f}% idle"
                 for timeline in (measured_timeline, prediction)
             )
-            text = "Timeline of %s at step %d: %s; without messages and delays %s."
+            text = "Timeline of %s at step %d: %s; predicted without communication and delays: %s."
             _log.info(text, name, step, measured_text, predicted_text)
         return {}
 
@@ -58,7 +58,7 @@ class PipelineTimeline(Inspection):
 def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timeline:
     """Computes the gradients of a step, without applying them; every process must call it.
 
-    Returns the timeline of the first replica, measured by the processes' clocks, which differ between hosts.
+    Returns the timeline of the first replica, measured with the clocks of its processes, which may differ between hosts.
     """
     clock = ActionClock()
     probe = run_view.steps.probe(run_view.batch_size, read=clock.read, clock=clock)
@@ -85,7 +85,7 @@ def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> t
 
 
 def _measure_last_trial(compute: Callable[[], tf.Tensor], strategy: HasStages) -> list[list[list[float]]]:
-    """Returns start and end of each action of the first replica's processes in the last of several probe steps."""
+    """Returns the start and end times of the actions of each process of the first replica in the last probe step."""
     for _ in range(_TRIALS):
         strategy.group.barrier("timeline", LONG_SECONDS)
         times = compute()
@@ -94,7 +94,7 @@ def _measure_last_trial(compute: Callable[[], tf.Tensor], strategy: HasStages) -
 
 
 def expected_timeline(schedule: Schedule, measured_timeline: Timeline) -> Timeline:
-    """Predicts the timeline of a schedule, without messages, from the measured median durations of each stage."""
+    """Predicts the timeline of a schedule without communication, from the measured median durations in each stage."""
     durations: dict[tuple[str, int], list[float]] = {}
     for row in measured_timeline.spans:
         for span in row:
@@ -119,15 +119,15 @@ def _timeline(schedule: Schedule, times: Sequence[Sequence[Sequence[float]]]) ->
 
 
 # Measures how long a step waits for communication, and how long compression takes.
-# The compiled step is timed as it is and with collectives that send nothing: the difference is the exposed communication.
-# A third timing without compression gives the time spent in encoders and decoders. Probe steps change no state.
+# The compiled step is timed as it is, and with collectives that send nothing: the difference is the exposed communication.
+# A third measurement without compression gives the time of encoding and decoding. Probe steps change no state.
 
-_LARGE_FRACTION = 0.2  # of a step
-_FIRST_STEP = 100  # of the first measurement, if the period is longer
+_LARGE_FRACTION = 0.2  # fraction of a step
+_FIRST_STEP = 100  # step of the first measurement, if the period is longer
 
 
-class Exposure(Periodic):
-    """Measures exposed communication periodically, the first time early in the run."""
+class ExposedCommunication(PeriodicInspection):
+    """Measures exposed communication periodically, for the first time early in the run."""
 
     def __init__(self, run_view: RunView, period: int):
         """Initializes the inspection; the first one is before step min(period, 100)."""
@@ -144,13 +144,13 @@ class Exposure(Periodic):
         return fields
 
     def _time(self, batch: Any, number: tf.Tensor) -> dict[str, float]:
-        """Returns the median seconds of each probe step; the steps take turns and start on all processes together."""
+        """Returns the median seconds of each probe step. The steps alternate, and each starts on all processes together."""
         group = self._run_view.steps.strategy.group
         probes = self._probes(*self._run_view.steps.overrides.items())
         for probe in probes.values():
             _run_and_wait(probe, batch, number)  # compiles
         calls = {name: functools.partial(_run_and_wait, probe, batch, number) for name, probe in probes.items()}
-        times = time_in_turns(calls, lambda: group.barrier("exposure", LONG_SECONDS), REPEATS)
+        times = time_interleaved(calls, lambda: group.barrier("exposure", LONG_SECONDS), REPEATS)
         return {name: statistics.median(seconds) for name, seconds in times.items()}
 
     def _create_probes(self, *overrides: tuple[str, str]) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
@@ -163,10 +163,10 @@ class Exposure(Periodic):
 
 
 def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False) -> str | None:
-    """Returns a one-line suggestion if, by its record, communication is exposed for a large part of a step, else None.
+    """Returns a one-line suggestion if a record shows that a step waits long for communication, else None.
 
-    `compresses` tells whether gradients are compressed, and `is_small` whether every one is smaller than those that
-    are.
+    `compresses` indicates whether gradients are compressed, and `is_small` whether every gradient is too small to be
+    compressed.
     """
     exposed_seconds, step = record.get("exposed_communication_seconds", 0.0), record.get("step_seconds", 0.0)
     if not step or exposed_seconds <= _LARGE_FRACTION * step:
@@ -175,7 +175,7 @@ def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False
     compression_hint = "" if is_small else f"{stronger_method}, "
     return (
         f"A step waits for communication for {100 * min(1.0, exposed_seconds / step):.0f}% of its time. "
-        f"Try {compression_hint}a larger --batch_size, or --accumulate_steps with it."
+        f"Try {compression_hint}a larger --batch_size, or a larger --batch_size with --accumulate_steps."
     )
 
 

@@ -1,4 +1,4 @@
-"""`Program`, a built model with its compiled functions; checks that all processes build the same model."""
+"""`Program`, a built model with its compiled functions, and checks that all processes build the same model."""
 
 import contextlib
 import functools
@@ -37,20 +37,20 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_trainable, trainable_variable_ids
 from tfdist.synchronization import WeightSynchronizer
 from tfdist.synchronization.catalog import make_synchronizer
-from tfdist.trainer.data_warnings import add_batch_dim, check_form, dependence_of, warn_about_evaluation
+from tfdist.trainer.data_warnings import add_batch_dim, check_labels, dependence_of, warn_about_evaluation
 
 # A rank with a different model would wait forever in a collective that no other rank enters or, worse, sum tensors that do
 # not correspond. The checks before training exchange only hashes unless there is a difference.
 
-_MAX_CHARACTERS = 500  # number of compared characters of a value
+_MAX_CHARACTERS = 500  # number of characters of a value that are compared
 _IGNORED_SETTINGS = ("name", "seed", "input_layers", "output_layers")  # layer settings that Keras numbers or randomizes
 
 
 def check_equal(group: Group, model: keras.Model) -> None:
-    """Checks that all ranks that train a model have the same versions, code and model, before any variable is sent.
+    """Checks that all ranks have the same versions, code and model, before any variable is sent.
 
-    Raises `InputError` on every rank, with the first difference and the ranks' values. The model is built, and if it is
-    compiled, its optimizer, too.
+    Raises `InputError` on every rank, with the first difference and the ranks' values. The model must be built, and if it
+    is compiled, its optimizer as well.
     """
     with long_timeout("its model") as deadline:
         group.agree("models/versions", versions(), "version of ", deadline)
@@ -60,12 +60,12 @@ def check_equal(group: Group, model: keras.Model) -> None:
 
 @functools.cache
 def _hash(file: str) -> str:
-    """Returns the hash of a file at the first call; later edits do not affect the running code."""
+    """Returns the hash of a file at the first call, because later edits do not affect the running code."""
     return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()[:16]
 
 
 def code_hashes() -> dict[str, str]:
-    """Returns the hash of the source file of each loaded module of tfdist and the user, by file and module name.
+    """Returns the hash of the source file of each loaded module of tfdist and of the user, by file and module name.
 
     Installed packages are excluded, because their versions are compared.
     """
@@ -84,7 +84,7 @@ def code_hashes() -> dict[str, str]:
 def model_description(model: keras.Model) -> dict[str, str]:
     """Describes a model and its optimizer: the dtype and shape of each variable, and the plain settings of each layer.
 
-    Names omit the counters that Keras appends, which depend on previously created objects.
+    Names are without the counters that Keras appends, which depend on previously created objects.
     """
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
@@ -125,19 +125,19 @@ class Program:
 
     Attributes:
       model: the model.
-      element_spec: spec of the data with which it was built; see `Examples`.
-      strategy: strategy of the model.
+      element_spec: spec of the data with which the model was built; see `Examples`.
+      strategy: strategy that runs the model.
       settings: options of the step.
-      store: state of the steps other than weights and optimizer state.
+      store: state of the steps, other than weights and optimizer state.
       steps: compiled training loops and probe steps.
       metrics: recorded metrics of the model.
-      drain: see `tfdist.step.metrics.make_drain`.
+      read_and_reset_metrics: see `tfdist.step.metrics.compile_read_and_reset`.
       statistics: context in which moving statistics are averaged over replicas.
-      averaged_weights: context in which the model has the moving average of its weights, if there is one.
+      averaged_weights: context in which the weights are replaced by their moving averages, if there are any.
       evaluator: evaluates the model.
       trainable_ids: ids of the trainable variables.
       synchronizer: exchanges weights between steps.
-      dependence: values that depend on several rows of a batch.
+      dependence: the values that depend on several rows of a batch.
     """
 
     synchronizer: WeightSynchronizer
@@ -156,7 +156,7 @@ class Program:
         Raises `InputError` if the model does not fit the data, or differs between processes.
         """
         self.model, self.strategy, self.store, self.element_spec = model, strategy, store, element_spec
-        check_form(model, element_spec)
+        check_labels(model, element_spec)
         with strategy.raise_on_all_members("build"):
             with strategy.scope():
                 with explain_mismatch(element_spec), strategy.optimizer_shards.deferred_build(model):
@@ -181,8 +181,8 @@ class Program:
         for variable in self.metrics.variables:
             if not strategy.adoption.owns(variable):  # replicas would share it, and their sum would be too large
                 keras_internals.recreate_variable(variable, strategy.scope())
-        self.drain = metrics.make_drain(self.metrics, strategy)
-        self.evaluator = Evaluator(model, strategy, settings.seed, self.metrics, self.drain)
+        self.read_and_reset_metrics = metrics.compile_read_and_reset(self.metrics, strategy)
+        self.evaluator = Evaluator(model, strategy, settings.seed, self.metrics, self.read_and_reset_metrics)
         if strategy.replicas > 1:
             synchronize_layers(keras_internals.layers_of(model))
         check_micro_steps(model, strategy, settings.micro_steps)
@@ -197,12 +197,12 @@ class Program:
 
     @property
     def output_division(self) -> Division:
-        """The rows that each replica computes to predict: its own unless the outputs for a row depend on other rows."""
+        """The rows that each replica computes in prediction: its own, unless the output for a row may depend on others."""
         is_coupled = self.dependence.error or self.dependence.describe_coupled("output")
         return self.metrics.division if is_coupled else "own"
 
     def resume(self, values: Mapping[str, Any], step: int) -> None:
-        """Restores the values of a checkpoint at a step, after its variables."""
+        """Restores the other values of a checkpoint, after its variables; `step` is the checkpoint's step."""
         self.steps.restore_methods(values["compression"])
         self.steps.resume_all_reduce_table(values["all_reduce_table"], values["replicas"])
         self.synchronizer.restore(values["exchanges"], step)
@@ -210,13 +210,13 @@ class Program:
             self.statistics.assign()  # a step without exchanges expects equal statistics
 
     def run_variables(self, callbacks: CallbackStates) -> RunVariables:
-        """Returns all variables of a run with the callbacks, after exchanges in progress."""
+        """Returns all variables of a run with these callbacks, after completing exchanges in progress."""
         self.synchronizer.settle()
         return RunVariables(self.model, self.strategy, self.store, callbacks, self.synchronizer)
 
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:
         """Returns the loss and the metrics over a data set at a step; see `Trainer.evaluate`."""
-        self.drain()  # discards the values of earlier calls in metrics of layers
+        self.read_and_reset_metrics()  # discards the values of earlier calls in metrics of layers
         with self.evaluated_weights(step), explain_reading_errors(examples), explain_mismatch(examples.element_spec):
             results = self.strategy.with_all_replicas(lambda: self.evaluator.evaluate(examples, batch_size))
         warn_about_evaluation(self.strategy, examples, results["loss"])
@@ -224,14 +224,14 @@ class Program:
 
     @contextlib.contextmanager
     def evaluated_weights(self, step: int) -> Iterator[None]:
-        """Context in which all replicas have the weights for evaluations at a step; every process must enter it."""
+        """Context in which all replicas have the weights to evaluate at a step; every process must enter it."""
         self.average_statistics(step)
         statistics = self.statistics() if self._is_local(step) else contextlib.nullcontext()
         with self.synchronizer.with_global_weights(step), statistics, self.averaged_weights():
             yield
 
     def average_statistics(self, step: int) -> None:
-        """Assigns the mean over replicas to moving statistics, unless replicas train locally; every process must call it."""
+        """Averages moving statistics over replicas, unless replicas train locally; every process must call it."""
         if not self._is_local(step):
             self.statistics.assign()
 

@@ -1,4 +1,4 @@
-"""Records of metrics during a run, its history, and the detection of a slow rank."""
+"""Records metrics during a run, keeps the history of the run, and detects a slow rank."""
 
 import logging
 import numbers
@@ -21,8 +21,8 @@ from tfdist.trainer.pipeline_timeline import advice
 from tfdist.trainer.program import Program
 from tfdist.trainer.train_state import TrainState
 
-# A rank is slow if, in this many records, steps and seconds, its time exceeds that of the others by a ratio and by a fraction
-# of a step. On a busy machine, a process may be slow for a second or two.
+# A rank is slow if, over this many records, steps and seconds, its time exceeds the median of the others by this ratio and
+# the others wait for it for this fraction of a step. On a busy machine, a process may be slow for a second or two.
 _MIN_RATIO, _MIN_COST = 1.25, 0.1
 _MIN_RECORDS, _MIN_STEPS, _MIN_SECONDS = 5, 50, 10.0
 
@@ -31,13 +31,13 @@ class SlowRank:
     """Detects a rank that is slow in several consecutive records."""
 
     def __init__(self) -> None:
-        self._records: list[tuple[int, float, float, int, float]] = []  # of the same rank
+        self._records: list[tuple[int, float, float, int, float]] = []  # all of the same rank
 
     def observe(self, seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> str | None:
         """Returns a warning if the same rank has been the slowest in several records, otherwise None.
 
-        `seconds_by_rank` are the seconds per step of each rank for its input and gradients, None for ranks without a
-        clock, `step_seconds` is the wall time of a step, and `step` the number of completed updates.
+        `seconds_by_rank` are the seconds per step that each rank needs for its input and gradients, None for ranks without
+        a clock, `step_seconds` is the wall time of a step, and `step` is the number of completed updates.
         """
         previous_records, self._records = self._records, []
         cost = cost_of_slowest(seconds_by_rank, step_seconds)
@@ -54,8 +54,8 @@ class SlowRank:
         if len(records) < _MIN_RECORDS or steps < _MIN_STEPS or steps * median(times) < _MIN_SECONDS:
             return None
         return (
-            f"Rank {rank} takes {median(ratios):.1f} times as long as the others for its input and gradients, and they wait "
-            f"for it during {100 * median(costs):.0f}% of each step."
+            f"Rank {rank} takes {median(ratios):.1f} times as long as the others to load input and compute gradients, and they "
+            f"wait for it during {100 * median(costs):.0f}% of each step."
         )
 
 
@@ -64,9 +64,9 @@ class History:
 
     Attributes:
       records: all records, in order.
-      epoch: numbers of the complete epochs, from 0.
-      history: the results of these epochs by name of the loss or metric, with the prefix `val_` for validation, and the
-        additions of callbacks to the logs in `on_epoch_end`, such as the learning rate.
+      epoch: indices of the completed epochs, from 0.
+      history: the results of these epochs by name of the loss or metric, with the prefix `val_` for validation, and what
+        callbacks added to the logs in `on_epoch_end`, such as the learning rate.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class History:
 
     def __repr__(self) -> str:
         last = ""
-        for name, (*_, value) in self.history.items():  # a callback may add anything
+        for name, (*_, value) in self.history.items():  # a callback may add values of any type
             last += f", {name} {value:.4g}" if isinstance(value, numbers.Real) else f", {name} {value!s:.20}"
         return f"<History of epochs {self.epoch[0]} to {self.epoch[-1]}{last}>" if self.epoch else "<History: empty>"
 
@@ -126,7 +126,7 @@ class Recorder:
         self._state_bytes = parts[0] if len(parts) > 1 else None
 
     def train(self, gradient_norm: float, inspection_fields: Mapping[str, float]) -> None:
-        """Records the training since the last record; every process must call it, as timings are gathered."""
+        """Records the training since the last record; every process must call it, because timings are gathered."""
         program, window = self._program, self._state.progress.window
         seconds_by_rank = program.strategy.group.gather("timing", self._timer.own_seconds, LONG_SECONDS)
         scale = program.store.loss_scale
@@ -152,7 +152,7 @@ class Recorder:
         self._state.progress.window = RunningMetrics()
         self._write(record)
         self._advise(record)
-        if remedy and self._state.speeds is None:  # otherwise, rows are allocated by speed
+        if remedy and self._state.speeds is None:  # otherwise, rows are allocated by measured speed
             warning = self._slow_rank.observe(seconds_by_rank, step_seconds, self._state.step)
             if warning and program.strategy.is_chief:
                 warn_once(with_argument_names(f"{warning} {remedy}"), situation="slow rank")

@@ -1,6 +1,6 @@
-"""Detects diverged replicas, and measures the error of lossy compression by probe steps.
+"""Detects replicas that have diverged, and measures the error of lossy compression in probe steps.
 
-Every copy of a replicated variable is hashed on the host; only hashes are sent.
+To compare replicas, every copy of a replicated variable is hashed on the host, and only hashes are sent.
 """
 
 import functools
@@ -19,11 +19,11 @@ from tfdist.coordination.group import LONG_SECONDS, name_member
 from tfdist.distribution.strategy import State
 from tfdist.errors import DesyncError
 from tfdist.gradients import Bucketed, Reducer, ReductionResult, Sum
-from tfdist.trainer.inspections import Periodic, RunView
+from tfdist.trainer.inspections import PeriodicInspection, RunView
 
 
 class ErrorObserver(Reducer):
-    """Wraps a reducer and observes the errors of its compressed sums."""
+    """Wraps a reducer, and computes the errors of its compressed sums."""
 
     keeps_shapes = True
 
@@ -48,11 +48,11 @@ class ErrorObserver(Reducer):
 
 _log = logging.getLogger(__name__)
 
-Copies = dict[str, dict[str, str]]  # {variable and block: {device or replica: hash}} of this process's copies
+Copies = dict[str, dict[str, str]]  # {variable and block: {device or replica: hash}}, for this process's copies
 
 
-class ReplicaDivergence(Periodic):
-    """Periodically compares all variables that must be equal on all replicas; ends the run if they differ."""
+class ReplicaDivergence(PeriodicInspection):
+    """Periodically compares all variables that must be equal on all replicas, and ends the run if they differ."""
 
     def __init__(self, run_view: RunView, period: int, variables: Callable[[], Mapping[str, tf.Variable]]):
         """Initializes the inspection; `variables` returns the variables by name, in the order in which to compare them."""
@@ -61,11 +61,11 @@ class ReplicaDivergence(Periodic):
         self._variables = variables
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class. Raises `DesyncError` on every process, with the first variable that differs and its copies."""
+        """See base class. Raises `DesyncError` on every process if copies differ, with the first such variable."""
         variables = self._variables()
         local_copies = self._hashes(variables)
         distinct_hashes = [sorted(set(copies.values())) for copies in local_copies.values()]
-        # One message per process suffices if nothing differs, unless processes have different blocks.
+        # A single exchange suffices if nothing differs, unless processes have different blocks.
         are_equal = self._strategy.peers.all_equal("divergence/digest", distinct_hashes, LONG_SECONDS)
         if self._strategy.blocks.spans_processes or not are_equal or any(len(hashes) > 1 for hashes in distinct_hashes):
             compare(step, local_copies, list(variables), self._strategy.peers)
@@ -81,19 +81,19 @@ class ReplicaDivergence(Periodic):
 
 
 def compare(step: int, hashes: Copies, names: list[str], group: Group) -> None:
-    """Compares hashes before a step, in the order of variables' names, one variable at a time to keep messages small.
+    """Compares hashes before a step, in the order of `names`, one variable at a time to keep messages small.
 
-    `hashes` are those of this process's copies, and `group` holds the same variables. Raises `DesyncError` if two
-    copies of a block differ.
+    `hashes` are the hashes of this process's copies, and all members of `group` have the same variables. Raises
+    `DesyncError` if two copies of a block differ.
     """
-    for number, name in enumerate(names):
-        # Variables are matched by number: names contain Keras's counters, which may differ between processes.
+    for index, name in enumerate(names):
+        # Variables are matched by index, because names contain Keras's counters, which may differ between processes.
         partitions = ((block.partition(" at "), copies) for block, copies in hashes.items())
         local_copies = {
             separator + offset: copies for (variable, separator, offset), copies in partitions if variable == name
         }
         blocks: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        copies_by_rank = group.gather(f"divergence/{number}", local_copies, LONG_SECONDS)
+        copies_by_rank = group.gather(f"divergence/{index}", local_copies, LONG_SECONDS)
         for rank, rank_copies in zip(group.ranks, copies_by_rank, strict=True):
             for block, copies in rank_copies.items():
                 for owner, digest in copies.items():
@@ -115,12 +115,12 @@ def _desync_message(step: int, block: str, owners: list[list[str]]) -> str:
     )
 
 
-class CompressionErrorMonitor(Periodic):
-    """Periodically compares compressed gradients with exact sums; disables compression where the error is too large.
+class CompressionErrorMonitor(PeriodicInspection):
+    """Periodically compares compressed sums of gradients with exact sums; disables compression where the error is too large.
 
     The relative error of a gradient is ||sent - exact|| / ||exact||, where both are sums over replicas of the gradient plus,
     with error feedback, the accumulated error. If it exceeds the limit, all processes sum that gradient exactly from this
-    step on; the accumulated error is added to the first exact sum.
+    step on. The accumulated error is added to the first exact sum.
     """
 
     def __init__(self, run_view: RunView, period: int, max_error: float):
@@ -146,7 +146,7 @@ class CompressionErrorMonitor(Periodic):
         return {"compression_error": max(errors), "compression_cosine": min(cosines)}
 
     def _limit(self, step: int, errors: dict[str, float]) -> None:
-        """Disables compression of gradients beyond the limit; all processes have the same errors."""
+        """Disables compression of gradients whose error exceeds the limit; `errors` are the same on all processes."""
         large_errors = {name: e for name, e in errors.items() if not e <= self._max_error} if self._max_error else {}
         for name, error in large_errors.items():
             _log.warning(

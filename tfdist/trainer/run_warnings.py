@@ -1,4 +1,4 @@
-"""Warnings about suspicious situations of a run before it starts."""
+"""Warns about suspicious settings of a run before it starts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,11 +17,11 @@ from tfdist.optimizers import WarmupAndDecay
 from tfdist.reporting.warn_once import warn_once
 from tfdist.trainer.program import Program
 
-ONE_DEVICE = "one device"  # a situation for which `tfdist verify` has a different message
+ONE_DEVICE = "one device"  # see `warn_once`; `tfdist verify` has a different message for this situation
 
 
 def _one_device_warning(strategy: Strategy) -> str | None:
-    # A launcher may start a single process, for example in an elastic job that has lost all others.
+    # A launcher may start a single process, for example in an elastic job that has lost all other processes.
     remedy = next((d.single_device_advice for d in DECLARATIONS if d.name == strategy.name), "")
     if not remedy or strategy.total_devices > 1 or strategy.cluster.source != Cluster().source:
         return None
@@ -34,12 +34,12 @@ def _length_warnings(data: DataSet, batches: BatchSchedule, step: int, end: int)
         yield (
             f"A batch of {batch_size} examples is larger than the data, which has {examples}: every step is "
             f"{batch_size / examples:.3g} epochs, and repeats examples within a batch. Lower --batch_size to at most "
-            f"{examples}, or give more data."
+            f"{examples}, or use more data."
         )
     if step >= end and step != batches.begun_at:
         position = "has reached its end" if step == end else f"is beyond its end, step {end}"
         yield (
-            f"The run resumes at step {step} and {position}: nothing is left to train. To continue, give more than "
+            f"The run resumes at step {step} and {position}: there is nothing left to train. To continue, specify more than "
             f"{step - batches.begun_at} steps, or more epochs."
         )
 
@@ -56,8 +56,8 @@ def _learning_rate_warnings(optimizer: keras.Optimizer, end: int) -> Iterator[st
     decay = parse_decay(rate.decay)
     if isinstance(decay, Step) and decay.every >= end:
         yield (
-            f"The learning rate falls every {decay.every} steps and the run ends at step {end}, so it never falls. "
-            "Lower `every` of --decay=step(every=...), or leave the decay out."
+            f"The learning rate is reduced every {decay.every} steps and the run ends at step {end}, so it is never reduced. "
+            "Lower `every` of --decay=step(every=...), or remove --decay."
         )
 
 
@@ -73,22 +73,22 @@ def _exchange_warning(program: Program, end: int) -> str | None:
     elif sync.first_local_step >= end:
         effect = "replicas never train locally"
     return (
-        f"The first exchange of all weights of --sync={sync} is after step {exchange} and the run ends at step {end}: "
-        f"{effect}. Use a shorter period or warmup of --sync, or train longer."
+        f"With --sync={sync}, the first exchange of all weights is after step {exchange} and the run ends at step {end}: "
+        f"{effect}. Use a shorter period or warmup in --sync, or train longer."
     )
 
 
 def _evaluation_warning(period: int, evaluates: bool, begun_at: int, end: int) -> str | None:
     if period and not evaluates:
         return (
-            f"--eval_every={period} has no effect, because there is no data to evaluate. Give evaluation data, or leave it "
-            "out."
+            f"--eval_every={period} has no effect, because there is no data to evaluate. Specify evaluation data, or remove "
+            "--eval_every."
         )
-    # Counted from the beginning of the run, so that a resumed run has no warning about earlier steps.
+    # Counted from the beginning of the run, because a resumed run may have been evaluated before.
     if period and end // period <= begun_at // period:
         return (
-            f"--eval_every={period} is longer than the run, which ends at step {end}: the run is never evaluated, not even at "
-            "its end. Lower --eval_every, or train longer."
+            f"--eval_every={period} is more than the steps of the run, which ends at step {end}: the run is never evaluated, "
+            "not even at its end. Lower --eval_every, or train longer."
         )
     return None
 
@@ -102,9 +102,9 @@ def warn_about_run(
     eval_every: int,
     data_warnings: Sequence[tuple[str, str]],
 ) -> None:
-    """Logs a warning on the chief for each suspicious situation of a run from `step` updates to `end`.
+    """Logs a warning on the chief for each suspicious setting of a run that begins after `step` updates and ends at `end`.
 
-    Also logs `data_warnings`, pairs (text, situation); see `check_examples`, and `Schedule` for `eval_every`.
+    Also logs `data_warnings`, the result of `check_examples`. See `Schedule` for `eval_every`.
     """
     if not program.strategy.is_chief:
         return

@@ -1,4 +1,4 @@
-"""`TrainState`, the state of a run other than variables, and the speeds of its replicas."""
+"""`TrainState`, the state of a run other than variables, and `ReplicaSpeeds`, the speeds of its replicas."""
 
 import dataclasses
 import heapq
@@ -14,16 +14,16 @@ from tfdist.data.row_partition import apportion, row_range
 from tfdist.data.stream import StreamPosition
 from tfdist.step.running_metrics import Progress
 
-MIN_GAIN = 0.05  # smallest fraction of the slowest replica's time for which the allocation changes
+MIN_GAIN = 0.05  # minimum saving for which the allocation changes, as a fraction of the slowest replica's time
 _OBSERVATIONS = 3  # minimum number of observations of an allocation before it changes
 _MAX_OBSERVATIONS = 9  # maximum number of observations of an allocation
 _MAX_ALLOCATIONS = 4  # maximum number of allocations with observations
-_NEW_SPEED = 1.3  # ratio of the medians of the last and the first observations that shows a new speed
+_NEW_SPEED = 1.3  # ratio of the medians of the last and first observations from which the speed has changed
 OBSERVED_STEPS = 10  # number of steps of an observation
 
 
 class Line(NamedTuple):
-    """A replica's time as a function of its rows: seconds = intercept + slope * rows."""
+    """A replica's time as a function of its number of rows: seconds = intercept + slope * rows."""
 
     intercept: float  # seconds of a step without rows, at least 0
     slope: float  # seconds per row, more than 0
@@ -34,10 +34,10 @@ class Line(NamedTuple):
 
 @dataclasses.dataclass
 class ObservedAllocation:
-    """An allocation with its observed times."""
+    """An allocation with the observed times of replicas."""
 
     step: int  # first step of the allocation
-    counts: list[int]  # rows of each replica
+    counts: list[int]  # number of rows of each replica
     # Observations, each with the seconds per step of each replica
     seconds: list[list[float]] = dataclasses.field(default_factory=list)
 
@@ -49,17 +49,17 @@ class ObservedAllocation:
 class ReplicaSpeeds:
     """Observes the times of replicas and proposes allocations of rows; part of the state of a run.
 
-    A replica's line is fitted through the medians of the current allocation and of the earlier one that differs most in the
-    replica's rows. With a single number of rows, its time is assumed to be proportional to its rows. All methods are
-    deterministic, so equal observations give equal proposals.
+    A replica's line goes through the medians of the current allocation and of the earlier allocation that differs most in
+    the replica's number of rows. With a single number of rows, its time is assumed to be proportional to that number. All
+    methods are deterministic, so equal observations give equal proposals.
     """
 
     def __init__(self, allocations: list[ObservedAllocation]):
-        self.allocations = allocations  # the latest ones, in order; the last one is current, or begins soon
+        self.allocations = allocations  # the latest allocations, in order; the last is current, or begins soon
 
     @classmethod
     def initial(cls, step: int, batch_size: int, replicas: int) -> Self:
-        """Returns speeds without observations: rows are allocated evenly from a step on."""
+        """Returns speeds without observations; rows are allocated evenly from a step on."""
         return cls([ObservedAllocation(step, [row_range(batch_size, i, replicas)[1] for i in range(replicas)])])
 
     @classmethod
@@ -74,8 +74,8 @@ class ReplicaSpeeds:
     def resume(self, step: int, batch_size: int, replicas: int) -> Self:
         """Returns the speeds with which a run continues at a step.
 
-        With a different number of replicas, rows are allocated evenly again. A different batch size is allocated in the
-        proportions of the last allocation.
+        With a different number of replicas, rows are allocated evenly again. With a different batch size, they are
+        allocated in the proportions of the last allocation.
         """
         counts = self.allocations[-1].counts
         if len(counts) != replicas:
@@ -86,11 +86,11 @@ class ReplicaSpeeds:
 
     @property
     def counts(self) -> list[int]:
-        """Rows of each replica in the last allocation."""
+        """Number of rows of each replica in the last allocation."""
         return self.allocations[-1].counts
 
     def observe(self, seconds: Sequence[float]) -> None:
-        """Adds the seconds per step of each replica with the last allocation."""
+        """Adds an observation of the last allocation: the seconds per step of each replica."""
         allocation = self.allocations[-1]
         allocation.seconds = [*allocation.seconds[-_MAX_OBSERVATIONS + 1 :], list(seconds)]
         if len(allocation.seconds) >= 2 * _OBSERVATIONS and self._has_new_speed(allocation.seconds):
@@ -98,9 +98,9 @@ class ReplicaSpeeds:
             self.allocations = [allocation]
 
     def propose(self) -> list[int] | None:
-        """Returns the rows of each replica that minimize the time of the slowest; None to keep the allocation.
+        """Returns the number of rows of each replica that minimizes the time of the slowest; None to keep the allocation.
 
-        The allocation is kept unless another is expected to save `MIN_GAIN` of the time, to ignore noise.
+        To ignore noise, the allocation is kept unless another is expected to save `MIN_GAIN` of the time.
         """
         allocation = self.allocations[-1]
         if len(allocation.seconds) < _OBSERVATIONS:
@@ -153,7 +153,7 @@ def _line(current_point: tuple[int, float], earlier_points: Sequence[tuple[int, 
 
 
 def fastest_allocation(batch_size: int, lines: Sequence[Line]) -> list[int]:
-    """Returns the rows of each replica, at least 1, that minimize the time of the slowest, given the line of each.
+    """Returns the number of rows of each replica, at least 1, that minimizes the time of the slowest, given their lines.
 
     Each row goes to the replica that would complete it first, which is optimal because times increase with rows.
     """
@@ -168,7 +168,7 @@ def fastest_allocation(batch_size: int, lines: Sequence[Line]) -> list[int]:
 
 
 class TrainState:
-    """The step, the position in the data, running metrics and callbacks' state; a `FitLoop` owns it during a run."""
+    """The step, the position in the data, running metrics and the state of callbacks; a `FitLoop` owns it during a run."""
 
     def __init__(self, is_chief: bool) -> None:
         """Initializes the state of step 0; only the chief saves the callbacks' state."""
@@ -178,12 +178,12 @@ class TrainState:
         self.best_tracker: BestTracker | None = None  # None if the last run had no metric to track
         self.resumed_from = ""  # path of the checkpoint from which the state was restored; "" for none
         self.initial_best: BestValue | None = None  # the best value at the start of the next run
-        self.speeds: ReplicaSpeeds | None = None  # with the allocations of rows; None unless they are measured
+        self.speeds: ReplicaSpeeds | None = None  # None unless rows are allocated by measured speed
         self._begun_at: int | None = None  # initial step of an unfinished run
         self._batches: BatchSchedule | None = None  # schedule of an unfinished run
-        self._position: StreamPosition | None = None  # position at the end of the last run
-        self._size: int | None = None  # number of examples of the last run
-        self.examples_read = 0  # number of examples that earlier runs of this process used, since the last resume
+        self._position: StreamPosition | None = None  # position in the data at the end of the last run
+        self._size: int | None = None  # number of examples per epoch of the last run
+        self.examples_read = 0  # number of examples that earlier runs used in this process, since the last resume
 
     def batch_schedule(self, size: int, batch_size: int, parts: int, elastic_batch: str) -> BatchSchedule:
         """Returns the schedule with which training continues, without changing the state.
@@ -199,7 +199,7 @@ class TrainState:
         return schedule.from_step(parts, self.step, batch_size, elastic_batch)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Restores the values of a checkpoint, after its variables."""
+        """Restores the other values of a checkpoint, after its variables."""
         self.resumed_from = str(checkpoint.path)
         self.step, self._batches = checkpoint.step, BatchSchedule.from_json(checkpoint.values["batch_schedule"])
         self._begun_at, self._position, self._size = self._batches.begun_at, None, None
@@ -210,7 +210,7 @@ class TrainState:
 
     @property
     def examples_used(self) -> int:
-        """Number of examples used in the steps of a resumed run."""
+        """Number of examples used in the completed steps of a resumed run."""
         return self._batches.position.examples_before(self.step) if self._batches else 0
 
     def values(self, batches: BatchSchedule) -> Mapping[str, Any]:
@@ -221,7 +221,7 @@ class TrainState:
         return {"batch_schedule": batches.to_json(), "progress": progress, **best, **speeds}
 
     def end_run(self, batches: BatchSchedule, size: int) -> None:
-        """Records the end or failure of a run; the next one continues at its position in data of the same size."""
+        """Records the end or failure of a run; the next run continues at its position if the data has the same size."""
         self.progress, self._begun_at = self.progress.next_run(), None
         self.initial_best = self.best_tracker.best if self.best_tracker else None
         self._batches, self._position, self._size = None, batches.position, size

@@ -46,12 +46,12 @@ from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 from tfdist.synchronization.federated import check_loss_scale, divide_among_clients
-from tfdist.trainer.balancing import make_balancing, validate_balance
+from tfdist.trainer.balancing import make_row_allocator, validate_balance
 from tfdist.trainer.callbacks import callbacks_of_process, check_callback_weights, run_evaluation
 from tfdist.trainer.data_warnings import check_evaluation, check_standalone_evaluation
 from tfdist.trainer.early_stopping import check_monitored_metrics
 from tfdist.trainer.fit_arguments import (
-    BATCH_SIZE,
+    DEFAULT_BATCH_SIZE,
     FitArguments,
     check_fit,
     check_targets,
@@ -73,7 +73,7 @@ def _as_list(metrics: Any) -> Any:
 
 
 def takes_one_hot(model: keras.Model) -> bool | None:
-    """Returns whether a compiled model's loss takes one-hot vectors rather than class numbers; None if unknown."""
+    """Returns whether a compiled model's loss takes one-hot vectors rather than class indices; None if unknown."""
     loss_names = [keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)]
     names = {name.replace("_", "").lower() for name in loss_names}  # names of functions or classes
     if len(names) != 1 or "" in names:
@@ -82,7 +82,7 @@ def takes_one_hot(model: keras.Model) -> bool | None:
 
 
 def save_model(model: keras.Model, path: AnyPath) -> None:
-    """Writes a model that Keras can load, atomically; see `Trainer.save`."""
+    """Atomically writes a model that Keras can load; see `Trainer.save`."""
     with storage_of(path).staged(path_of(path)) as local_path, keras_internals.weights_in_file():
         if validation.synchronized_layers(model):
             model = with_batch_norm(model, "local")  # compiled with an equal optimizer
@@ -135,7 +135,7 @@ def reporting_context(reporting: Reporting, verbose: int | str, is_chief: bool) 
 def run_snapshot(program: Program, state: TrainState, batches: BatchSchedule, copied: bool) -> RunSnapshot:
     """Returns the current state for a checkpoint; every process must call it.
 
-    Without `copied`, training must wait until the checkpoint is written.
+    Unless values are `copied`, training must wait until the checkpoint is written.
     """
     variables = program.run_variables(state.callbacks)
     variables.collect()
@@ -192,14 +192,14 @@ class Trainer:
         Args:
           model: Keras model, built or not, created under the strategy's scope.
           optimizer: Keras optimizer. Its clipping applies to reduced gradients. A `LossScaleOptimizer` is unwrapped, and
-            its scale is used. An optimizer that accumulates gradients itself is rejected.
+            its settings are used. An optimizer that accumulates gradients itself is rejected.
           loss: as for `keras.Model.compile`; may be None if layers call `add_loss`.
           metrics: as for `keras.Model.compile`.
           weighted_metrics: as for `keras.Model.compile`.
           loss_weights: as for `keras.Model.compile`.
           seed: seed of the order of examples and of random layers.
           jit_compile: whether to compile the forward and backward pass with XLA.
-          accumulate_steps: micro-steps into which a replica splits its rows; affects memory and time, not the result.
+          accumulate_steps: number of micro-steps into which a replica splits its rows; affects memory and time, not the result.
           loss_scale: loss scaling; by default dynamic if a layer computes in float16, else none.
           max_skipped_steps: number of consecutive steps skipped because of overflow that ends the run.
           clip: clipping of the reduced gradients.
@@ -316,7 +316,7 @@ class Trainer:
         in the data at which the previous `fit` ended.
 
         Args:
-          x: inputs, as an array or a list, tuple or dict of arrays, with `y`; or all data: arrays (x, y); a
+          x: inputs, as an array or a list, tuple or dict of arrays, with `y`; or all of the data: arrays (x, y); a
             `tf.data.Dataset`, `keras.utils.PyDataset` or generator of batches, whose rows are used in their order, which must
             be the same on every process; a `tf.data.Dataset` of unbatched examples, which is shuffled; a `DataSet`, a source;
             or a pair of these for training and validation. tf.data's autotuning is disabled, because its thread delays the
@@ -332,9 +332,9 @@ class Trainer:
           shuffle: whether to shuffle arrays, sources and unbatched examples in each epoch, by the trainer's seed.
           class_weight: weight of the examples of each class. As in Keras, labels are rounded, and the class of a vector of
             more than one element is its argmax. With `sparse_categorical_crossentropy`, or integers and a custom loss, such a
-            vector has a class number for each token.
+            vector has a class index for each token.
           sample_weight: weight of each example, as an array, with `y`.
-          initial_epoch: number of the first epoch, for callbacks.
+          initial_epoch: index of the first epoch, for callbacks.
           steps_per_epoch: steps that count as an epoch; required for infinite data.
           validation_steps: number of batches to evaluate; by default all.
           validation_batch_size: global batch size of evaluations; does not affect results.
@@ -378,14 +378,14 @@ class Trainer:
         strategy, sync = self.strategy, self._settings.sync
         check_arguments(strategy.name, strategy.declaration, sync, elastic_batch=schedule.elastic_batch)
         data, size = arguments.data, arguments.data.train.size
-        labelled_data = [(data.train, "training data")]
-        labelled_data += [] if data.test is None else [(data.test, "validation data")]
-        for examples, label in labelled_data:
+        labeled_data = [(data.train, "training data")]
+        labeled_data += [] if data.test is None else [(data.test, "validation data")]
+        for examples, label in labeled_data:
             check_targets(self._has_loss, examples.element_spec, label)
         batches = self.batch_schedule(size, batch_size=arguments.batch_size, elastic_batch=schedule.elastic_batch)
         if self._program:
             validation.check_unchanged(self.model, self._program.trainable_ids, self._optimizer)
-        for examples, label in labelled_data:
+        for examples, label in labeled_data:
             validation.check_same_data(self.strategy, examples, label)
         with reporting_context(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
             options = FitOptions(schedule, checks or Checks(), reporting, checkpoints)
@@ -423,9 +423,9 @@ class Trainer:
 
         opened_saver = open_saver(checkpoints, strategy, state.step, take_snapshot, synchronize, state.best_tracker)
         with options.checks.watchdog(strategy.group) as watchdog, opened_saver as saver:
-            balancing = make_balancing(balance, strategy, state, batches.position.batch_size)
+            row_allocator = make_row_allocator(balance, strategy, state, batches.position.batch_size)
             arguments = arguments._replace(data=data)
-            loop = FitLoop(program, state, arguments, batches, callbacks, options, saver, balancing, watchdog)
+            loop = FitLoop(program, state, arguments, batches, callbacks, options, saver, row_allocator, watchdog)
             try:
                 return loop.run()
             finally:
@@ -459,13 +459,14 @@ class Trainer:
           return_dict: must be True, which is not Keras's default.
 
         Raises:
-          InputError: an argument is invalid, the data does not fit the model, or, with stages or layouts, results would
-            differ from one device: a loss is not a mean over rows, a metric is not a sum, or outputs depend on several rows.
+          InputError: an argument is invalid, the data does not fit the model, or, with pipeline stages or tensor layouts,
+            results would differ from those on one device: a loss is not a mean over rows, a metric is not a sum, or outputs
+            depend on several rows.
         """
         verbose = _parse_verbosity(verbose)
         if return_dict is not True:
             raise InputError(
-                f"Trainer.evaluate returns a dict of results by name. Received: return_dict={return_dict!r}. Leave it out."
+                f"Trainer.evaluate returns a dict of results by name. Received: return_dict={return_dict!r}. Remove it."
             )
         callbacks = callbacks_of_process(validate_callbacks(callbacks), self.strategy)
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
@@ -489,7 +490,7 @@ class Trainer:
     def predict(
         self, x: Any, batch_size: int | None = None, verbose: int | str = "auto", steps: int | None = None
     ) -> Any:
-        """Returns the outputs for all rows, in order. Call it on every process; each gets all rows.
+        """Returns the outputs for all rows, in order; must be called on every process, and returns all rows on each.
 
         With `ema`, the averaged weights are used.
 
@@ -509,9 +510,9 @@ class Trainer:
         """
         batch_size, steps = validate_count("batch_size", batch_size), validate_count("steps", steps)
         verbose = _parse_verbosity(verbose)
-        examples = input_examples(x, steps, batch_size or BATCH_SIZE)
+        examples = input_examples(x, steps, batch_size or DEFAULT_BATCH_SIZE)
         validation.check_same_data(self.strategy, examples, "data to predict for")
-        rows = batch_size or examples.batch_size or BATCH_SIZE
+        rows = batch_size or examples.batch_size or DEFAULT_BATCH_SIZE
         limit = min(examples.size, (steps or examples.size) * (examples.batch_size or rows))
         if self._predictor is None:
             if self._program is None:
@@ -540,10 +541,10 @@ class Trainer:
     def resume(self, path: AnyPath, commits: str | os.PathLike[str] = "") -> int:
         """Resumes from a checkpoint: restores weights, optimizer state, the step and all other state of the run.
 
-        Call it on every process, with the model built. Uses the newest intact checkpoint, and renames damaged ones.
+        Must be called on every process, with the model built. Uses the newest intact checkpoint, and renames damaged ones.
 
         Args:
-          path: path or URL of a checkpoint, or of a directory of checkpoints, which may be empty or missing.
+          path: path or URL of a checkpoint, or of a directory of checkpoints, which may be empty or not exist.
           commits: directory of in-memory checkpoints, which are used if they are newer.
 
         Returns:
@@ -577,7 +578,7 @@ class Trainer:
 
         Args:
           size: number of examples per epoch.
-          batch_size: see `fit`; with clients, a step of the schedule has the examples of a round.
+          batch_size: see `fit`; in federated learning, a step of the schedule has the examples of a round.
           elastic_batch: see `Schedule`.
 
         Raises:
@@ -610,8 +611,8 @@ class Trainer:
         """
         if self._program is None:
             raise InputError(
-                "A model must be built before a run resumes, and before it is saved. Received: no built model. Call "
-                "trainer.build(data)."
+                "The model must be built before a run is resumed, and before the model is saved. Received a model that is not "
+                "built. Call trainer.build(data)."
             )
         return self._program
 
@@ -632,14 +633,14 @@ class Trainer:
 
     @property
     def best(self) -> BestValue | None:
-        """The best value of the metric in `Checkpoints.best` so far, and its step; None without one."""
+        """The best value so far of the metric in `Checkpoints.best`, and its step; None if there is none."""
         return self.train_state.best_tracker.best if self.train_state.best_tracker else None
 
     def load_best(self) -> BestValue | None:
-        """Restores the best step of the last `fit` from its checkpoint; call it on every process.
+        """Restores the best step of the last `fit` from its checkpoint; must be called on every process.
 
         Returns:
-          The best value; None, with a warning and without changes, if its checkpoint is missing or damaged.
+          The best value. If its checkpoint does not exist or is damaged, logs a warning, changes nothing and returns None.
 
         Raises:
           InputError: the last `fit` had no `Checkpoints.best`, or did not measure it.
@@ -650,18 +651,18 @@ class Trainer:
         return best
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which the model has the evaluated weights, averaged by `ema` and over replicas.
+        """Returns a context in which the model has the weights that are evaluated, averaged by `ema` and over replicas.
 
         Every process must enter it.
         """
         return self.program.evaluated_weights(self.step)
 
     def save(self, path: AnyPath) -> None:
-        """Saves the model in Keras's format on the chief, atomically; call it on every process.
+        """Saves the model atomically in Keras's format on the chief; must be called on every process.
 
         Keras can load the file, with tfdist imported if the model has layers of tfdist. Synchronized BatchNorm is saved as
-        ordinary BatchNorm, which is equal in inference. The optimizer is saved unless a layer was replaced in this way, or it
-        is one of tfdist or has a warmup. With `ema`, the average is saved.
+        ordinary BatchNorm, which is equal in inference. The optimizer is saved unless a layer was replaced in this way, or the
+        optimizer is from tfdist or has a warmup. With `ema`, the average is saved.
         """
         with self.averaged_weights(), self.strategy.parts.full_model(self.model) as model:
             if self.strategy.is_chief:

@@ -100,4 +100,6 @@ def test_a_run_that_early_stopping_has_stopped_is_over(whole, mirrored2, tmp_pat
         train(trainer, tmp_path)
     assert trainer.step == steps
     assert [w.tobytes() for w in trainer.model.get_weights()] == weights, "the best ones are back"
-    assert f"EarlyStopping has already stopped this run at step {steps}: nothing is left to train." in caplog.text
+    assert (
+        f"This run was already stopped by EarlyStopping at step {steps}: there is nothing left to train." in caplog.text
+    )
