@@ -53,7 +53,7 @@ WRONG: dict[str, tuple[Callable[[tfdist.Strategy], None], tuple[str, ...]]] = {
     ),
     "an endless pass": (
         in_scope(lambda model: tfdist.distribute(model).fit(tf.data.Dataset.from_tensors((X, Y)).repeat(), verbose=0)),
-        ("repeats without end", "steps_per_epoch"),
+        ("repeats indefinitely", "steps_per_epoch"),
     ),
     "another precision": (
         in_scope(lambda model: tfdist.distribute(model, precision="mixed_bfloat16")),
