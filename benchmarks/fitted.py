@@ -72,7 +72,9 @@ def under_tfdist(config: RunConfig, given: argparse.Namespace) -> None:
         contextlib.ExitStack() as on,
     ):
         on.enter_context(strategy.in_use())
-        on.enter_context(keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy))
+        on.enter_context(
+            keras_fit.attach_all(lambda model: keras_fit.DistributedModel(model, strategy, config), strategy)
+        )
         seconds, loss = fit(given)
         chief = strategy.is_chief
     if chief:

@@ -51,7 +51,7 @@ def _run_script(script: str, arguments: Sequence[str]) -> None:
     from tfdist.cli.open_strategy import running_strategy
 
     with running_strategy(RunConfig(strategy=REFERENCE), end_timeout_seconds=0.0) as (config, _, strategy):
-        with keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy):
+        with keras_fit.attach_all(lambda model: keras_fit.DistributedModel(model, strategy, config), strategy):
             run_script(script, arguments)
 
 

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str], config: RunConfig) -> int:
         keras.utils.set_random_seed(config.seed)
         with (
             strategy.in_use(),
-            keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy),
+            keras_fit.attach_all(lambda model: keras_fit.DistributedModel(model, strategy, config), strategy),
         ):
             run_script(script, script_arguments)
     return ExitCode.DONE

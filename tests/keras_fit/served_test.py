@@ -165,7 +165,7 @@ def warming_up() -> Program:
 REFUSED = {
     "a custom train step": (
         lambda strategy: trained(strategy, PROGRAMS["custom_train_step"]),
-        "Parameter servers need Keras's own train_step.*Received: own_step, and in it train_step",
+        "Parameter servers need Keras's own train_step.*Received: own_step: train_step",
     ),
     "an optimizer of the program": (
         lambda strategy: trained(strategy, PROGRAMS["functional"]),

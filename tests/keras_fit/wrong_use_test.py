@@ -53,7 +53,7 @@ WRONG: dict[str, tuple[Callable[[tfdist.Strategy], None], tuple[str, ...]]] = {
     ),
     "an endless pass": (
         in_scope(lambda model: tfdist.distribute(model).fit(tf.data.Dataset.from_tensors((X, Y)).repeat(), verbose=0)),
-        ("repeats without end", "steps_per_epoch"),
+        ("repeats indefinitely", "steps_per_epoch"),
     ),
     "another precision": (
         in_scope(lambda model: tfdist.distribute(model, precision="mixed_bfloat16")),
@@ -88,7 +88,7 @@ def test_keras_s_own_errors_stay(mirrored2: tfdist.Strategy) -> None:
 def test_compiled_replicas_are_for_the_trainer(mirrored2: tfdist.Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a TPU, where every replica needs the same number of rows."""
     monkeypatch.setattr(type(mirrored2), "compiles_replicas", True)
-    with mirrored2.scope(), pytest.raises(InputError, match="Received: mirrored. Use tfdist.Trainer there."):
+    with mirrored2.scope(), pytest.raises(InputError, match="Received: mirrored. Use tfdist.Trainer instead."):
         tfdist.distribute(network())
 
 

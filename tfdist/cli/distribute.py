@@ -72,7 +72,7 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
             "Keras's own fit needs the full optimizer state on each replica. Received: a strategy with shard='optimizer'. "
             "Remove shard, or use tfdist.Trainer."
         )
-    keras_fit.attach(model, keras_fit.Distributed(model, model_strategy, config))
+    keras_fit.attach(model, keras_fit.DistributedModel(model, model_strategy, config))
     return model
 
 

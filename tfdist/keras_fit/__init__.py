@@ -5,7 +5,7 @@ all patched names. `step_labels` labels the rows of all steps, and so chooses ho
 `tfdist.step`, like a `Trainer`; `training_steps` also has the custom ones.
 """
 
-from tfdist.keras_fit.distributed_model import Distributed
+from tfdist.keras_fit.distributed_model import DistributedModel
 from tfdist.keras_fit.patches import PATCHED_NAMES, attach, attach_all, distribution_of
 
-__all__ = ["PATCHED_NAMES", "Distributed", "attach", "attach_all", "distribution_of"]
+__all__ = ["PATCHED_NAMES", "DistributedModel", "attach", "attach_all", "distribution_of"]

@@ -1,4 +1,4 @@
-"""Readers of Keras's batches, which distribute rows to replicas; all processes read the same batches."""
+"""Reads Keras's batches, which are the same on every process, and distributes their rows to replicas."""
 
 import functools
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ class GlobalBatches:
 
     Attributes:
       strategy: strategy that distributes their rows.
-      deadline: seconds to wait for the other processes.
-      batches_per_pass: batches in a pass; None if unknown until the first pass has ended.
-      spec: structure of `tf.TensorSpec` of a batch, with None for parts that Keras leaves out.
+      deadline: maximum number of seconds to wait for the other processes.
+      batches_per_pass: number of batches in a pass; None if unknown until the first pass has ended.
+      spec: structure of `tf.TensorSpec` of a batch, with None for parts that Keras omits.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class GlobalBatches:
         *,
         trains: bool = False,
     ):
-        """Initializes without starting a pass; `name` identifies the call that reads `batches`, and `trains` if it trains."""
-        self._shares = strategy.training_shares if trains else (strategy.local_replicas, strategy.replicas)
+        """Initializes without starting a pass; `name` identifies the call that reads `batches`; `trains` if it is `fit`."""
+        self._batch_parts = strategy.training_shares if trains else (strategy.local_replicas, strategy.replicas)
         self.strategy, self.deadline, self.batches_per_pass, self.spec = strategy, deadline, batches_per_pass, spec
         self._batches, self._name, self._passes = batches, name, 0
         self._checksums: dict[int, int] = {}
@@ -52,7 +52,7 @@ class GlobalBatches:
         return self._reader
 
     def compare_remaining(self) -> None:
-        """Compares the remaining batches of the current pass, if there is one."""
+        """Compares the batches read in the current pass, if there is one, that have not been compared yet."""
         if self._reader is not None:
             self._reader.compare_remaining()
 
@@ -60,15 +60,15 @@ class GlobalBatches:
     def _replica_batches(self) -> tf.data.Dataset:
         """The rows of this process's replicas; traced once for all passes."""
         has_peers = self.strategy.cluster.size > 1
-        return split_batches(self._batches, *self._shares, self._checksums.__setitem__ if has_peers else None)
+        return split_batches(self._batches, *self._batch_parts, self._checksums.__setitem__ if has_peers else None)
 
 
 class BatchReader:
     """An iterator over the rows of this process's replicas in each global batch of a pass, for `Strategy.run`.
 
-    Processes compare checksums of their batches after 1, 2, 4, ... 128 batches, then every `COMPARE_EVERY`: differences in the
-    first batches are reported at once, without slowing down long passes by messages. Every process must call the methods in
-    the same order; those that compare raise `InputError` if batches differ.
+    Processes compare checksums of their batches after 1, 2, 4, ... 128 batches, and then after every `COMPARE_EVERY` batches.
+    Differences in the first batches are therefore reported early, and messages do not slow down long passes. Every process must
+    call the methods in the same order. Methods that compare batches raise `InputError` if they differ.
     """
 
     def __init__(self, data: GlobalBatches, rows: Iterator[Any], checksums: dict[int, int], name: str):
@@ -80,7 +80,7 @@ class BatchReader:
         return self
 
     def __next__(self) -> Any:
-        """Returns the rows of the next batch; with an unknown length, processes agree whether there is one."""
+        """Returns the rows of the next batch; if the length is unknown, processes agree on whether there is one."""
         batch = self._next_batch()
         if batch is None:
             self.compare_all()
@@ -99,28 +99,28 @@ class BatchReader:
         return self._position == 0
 
     def next_count(self, limit: int) -> int:
-        """Returns the number of batches to take now, at most `limit`, such that a pass ends with a call."""
+        """Returns the number of batches for the next call, at most `limit` and at most the rest of the pass."""
         batches_per_pass = self._data.batches_per_pass
         return 1 if batches_per_pass is None else min(limit, batches_per_pass - self._position % batches_per_pass)
 
     @property
     def is_at_end(self) -> bool:
-        """Whether a pass over the data is complete."""
+        """Whether a pass over the data, whose length is known, is complete."""
         return self._data.batches_per_pass is not None and self._position % self._data.batches_per_pass == 0
 
     def advance(self, count: int) -> None:
-        """Counts the batches taken, and compares them between processes if that is due or the pass is complete."""
+        """Records that `count` batches were taken; compares them if a comparison is due or the pass is complete."""
         self._position += count
         interval = max(1, min(self._compared_count, COMPARE_EVERY))
         if self.is_at_end or self._position >= self._compared_count + interval:
             self._compare(self._position)
 
     def compare_remaining(self) -> None:
-        """Compares the remaining batches that were taken; every process must have read the same number of them."""
+        """Compares batches that were taken but not compared; every process must have taken the same number."""
         self._compare(self._position)
 
     def compare_all(self) -> None:
-        """Compares the remaining batches after the end of the data."""
+        """Compares the batches that were not compared, after the end of the data."""
         self._compare(max(self._checksums, default=-1) + 1)
 
     def _compare(self, count: int) -> None:
@@ -128,7 +128,7 @@ class BatchReader:
         if strategy.cluster.size == 1 or count <= start:
             return
         self._compared_count = count
-        checksums = [self._checksums.pop(number) for number in range(start, count)]
+        checksums = [self._checksums.pop(index) for index in range(start, count)]
         if not strategy.peers.all_equal(f"batch/{self._name}/{start}", checksums, self._data.deadline):
             batches = f"batch {start}" if count == start + 1 else f"batches {start} to {count - 1}"
             raise differing_data_error(
@@ -145,8 +145,8 @@ class BatchReader:
         if len(set(has_batch)) > 1:
             ended_ranks = group.describe_members(rank for rank, has_next in enumerate(has_batch) if not has_next)
             raise InputError(
-                "Every process must read the same batches, so that all passes have the same length. Received: data of "
-                f"{self._position} batches on {ended_ranks}, and more on the others. Leave out sharding by rank."
+                "Every process must read the same batches, so that all passes have the same length. Received: data "
+                f"of {self._position} batches on {ended_ranks}, and more on the others. Do not shard the data by rank."
             )
         if batch is None and self._position:
             self._data.batches_per_pass = self._position
@@ -154,7 +154,7 @@ class BatchReader:
 
 
 def batch_spec(spec: Any) -> Any:
-    """Returns the spec of a batch, with None for parts that Keras leaves out, except trailing ones."""
+    """Returns the spec of a batch, with None for parts that Keras omits, except trailing parts."""
     return strip_none(
         tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)
     )

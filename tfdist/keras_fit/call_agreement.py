@@ -1,4 +1,4 @@
-"""Agreement of the processes on their calls of Keras's methods, which they must make in the same order."""
+"""Checks that all processes call the same Keras methods, in the same order, and synchronizes their callbacks."""
 
 import inspect
 import itertools
@@ -18,18 +18,18 @@ from tfdist.trainer.callbacks import callbacks_of_process
 _BATCH_EVENTS = ("on_batch_begin", "on_batch_end")
 _TRAIN_EVENTS = (*_BATCH_EVENTS, "on_train_batch_begin", "on_train_batch_end")
 _TEST_EVENTS = ("on_test_batch_begin", "on_test_batch_end")
-LENGTH_ARGUMENTS = ("epochs", "initial_epoch", "validation_freq")  # the batches in a pass are compared with the data
+LENGTH_ARGUMENTS = ("epochs", "initial_epoch", "validation_freq")  # numbers of batches are compared with the data
 INFINITE = 0  # number of batches of infinite data
-_numbers = itertools.count(1)
+_call_ids = itertools.count(1)
 
 
 def announce(strategy: Strategy, name: str, inspects_batches: bool, deadline: float) -> bool:
-    """Waits until all processes have made the same call; sets the same seed, by which Keras shuffles arrays, on all of them.
+    """Waits until all processes have made the same call; sets the same seed, with which Keras shuffles arrays, on all of them.
 
     Returns whether callbacks of any process inspect batches. Raises `InputError` if processes have made different calls, and
-    `PeerLostError` if one is late, by `deadline` seconds, or lost.
+    `PeerLostError` if a process is lost or has not made the call within `deadline` seconds.
     """
-    number, seed = next(_numbers), keras_internals.global_seed()
+    number, seed = next(_call_ids), keras_internals.global_seed()
     call = [name, inspects_batches, secrets.randbelow(2**31) if seed is None else seed]
     try:
         calls: list[Any] = strategy.group.gather(f"call {number} of Keras", call, deadline)
@@ -58,9 +58,9 @@ def bound_arguments(method: Callable[..., Any], args: Sequence[Any], kwargs: dic
 def batches_per_pass(arguments: dict[str, Any]) -> list[int | None]:
     """Returns the number of batches per pass over the data of a call and, if there is any, over its validation data.
 
-    A number is None if it is unknown, and `INFINITE` for infinite data.
+    An element is None if the number is unknown, and `INFINITE` for infinite data.
     """
-    x, (steps, batch_size) = arguments["x"], _division(arguments)
+    x, (steps, batch_size) = arguments["x"], _steps_and_batch_size(arguments)
     validation = arguments.get("validation_steps"), arguments.get("validation_batch_size") or batch_size
     size = _count_rows(x)
     validation_x, validation_size = None, size
@@ -74,8 +74,8 @@ def batches_per_pass(arguments: dict[str, Any]) -> list[int | None]:
     return counts if validation_x is None else [*counts, _count_batches(validation_x, validation_size, *validation)]
 
 
-def _division(arguments: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Returns the number of steps of a pass and the batch size, if they are given."""
+def _steps_and_batch_size(arguments: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Returns the number of steps in a pass and the batch size; None for an argument that was not passed."""
     return arguments.get("steps_per_epoch") or arguments.get("steps"), arguments.get("batch_size")
 
 
@@ -105,18 +105,18 @@ def _cardinality(x: Any, size: int | None, steps: int | None, batch_size: int | 
 
 def cardinality(arguments: dict[str, Any]) -> int | None:
     """Returns the number of batches in the data of a call, regardless of `steps`: 0 if infinite, None if unknown."""
-    return _cardinality(arguments["x"], _count_rows(arguments["x"]), *_division(arguments))
+    return _cardinality(arguments["x"], _count_rows(arguments["x"]), *_steps_and_batch_size(arguments))
 
 
 def steps_per_call(batches: int | None, cardinality: int | None, limit: int) -> int:
-    """Returns the number of steps per call of the compiled loop, up to `limit`, that divides a pass and all available data."""
+    """Returns the largest number of steps per call of the compiled loop, up to `limit`, that divides a pass and the data."""
     if not batches or cardinality is None:
         return 1
     return max(n for n in range(1, limit + 1) if batches % n == 0 and cardinality % n == 0)
 
 
 def have_batch_hooks(callbacks: Sequence[keras.callbacks.Callback], training: bool) -> bool:
-    """Returns whether a callback handles events of individual batches; one that saves at the end of epochs does not."""
+    """Returns whether a callback handles events of batches; a callback that saves at the end of epochs does not."""
     batch_callbacks = [callback for callback in callbacks if getattr(callback, "save_freq", None) != "epoch"]
     pairs = itertools.product(batch_callbacks, _TRAIN_EVENTS if training else _TEST_EVENTS)
     methods = [(getattr(callback, event), getattr(keras.callbacks.Callback, event)) for callback, event in pairs]
@@ -131,10 +131,10 @@ def synchronize_callbacks(
     stops_after_batches: bool,
     deadline: float,
 ) -> list[keras.callbacks.Callback]:
-    """Returns this process's callbacks for `fit`: the first calls `average`, the last agrees on a stop.
+    """Returns this process's callbacks for `fit`: the first calls `average`, and the last agrees on whether to stop.
 
-    `stops_after_batches` tells whether a callback may stop training after any batch, and `deadline` is the number of seconds to
-    wait for processes whose callbacks take longer.
+    `stops_after_batches` indicates whether a callback may stop training after any batch. `deadline` is the maximum number of
+    seconds to wait for processes whose callbacks take longer.
     """
 
     def broadcast_state(logs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The functions of a compiled model: training and evaluation on replicas, and logs."""
+"""Runs the training and evaluation steps of a compiled model on replicas, and returns its logs."""
 
 import dataclasses
 import itertools
@@ -30,12 +30,12 @@ from tfdist.step.state_store import StateStore
 from tfdist.synchronization import WeightSynchronizer
 from tfdist.synchronization.catalog import make_synchronizer
 
-_numbers = itertools.count()
+_gather_numbers = itertools.count()
 _STEP_METHODS = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
 
 
-class Functions:
-    """The functions of a compiled and built model."""
+class CompiledFunctions:
+    """The training and evaluation functions of a compiled and built model, and its metrics."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, placement: Placement):
         self.model, self._strategy, self._options, self._placement = model, strategy, options, placement
@@ -57,27 +57,27 @@ class Functions:
             self._synchronizer = make_synchronizer(EveryStep(), self.model, self._strategy, Compression(), store, clip)
 
     def _set_statistics(self) -> None:
-        """Collects the model's moving statistics, which the tracing of a custom step may create."""
+        """Collects the model's moving statistics, which may be created while a custom step is traced."""
         self.average_statistics = averaged_statistics(self.model, self._strategy).assign
 
     def _add_new_metrics(self) -> None:
-        """Adds metrics that the tracing of a custom step has created, and resets the sums if there are any."""
+        """Adds metrics that were created while a custom step was traced, and resets the sums if there are any."""
         if self.sums.add_new_metrics():
             self._set_statistics()
             self._has_failed = False
 
-    def train(self, batches: Any, spec: Any, max_steps: int, number: int, allows_not_finite: bool) -> StepsResult:
+    def train(self, batches: Any, spec: Any, max_steps: int, first_step: int, allows_not_finite: bool) -> StepsResult:
         """Runs up to `max_steps` training steps of a `BatchReader`, or one of a `ReplicaRows` for `Strategy.run`.
 
-        `spec` is a structure of `tf.TensorSpec` of a batch, `number` is that of the first step, and `allows_not_finite` tells
-        whether to return, rather than raise, after a step that is not finite.
+        `spec` is a structure of `tf.TensorSpec` of a batch, and `first_step` is the index of the first step. With
+        `allows_not_finite`, the failure of a step whose loss is not finite is returned instead of raised.
         """
         self.sums.prepare_step()
         if self._training is None:
-            result = self._run_first_steps(batches, spec, max_steps, number)
+            result = self._run_first_steps(batches, spec, max_steps, first_step)
         else:
             self.sums.use_all_rows(self._training.needs_all_rows)
-            result = self._training.run(batches, max_steps, number)
+            result = self._training.run(batches, max_steps, first_step)
         if result.sums:
             self.sums.add(result.sums)
         if result.failure and not allows_not_finite:
@@ -86,20 +86,20 @@ class Functions:
         return result
 
     def forget_training_steps(self) -> None:
-        """Causes the next step to trace the training steps again, for example after weights were frozen.
+        """Causes the training step to be traced again, for example after weights were frozen.
 
-        Keeps metrics, the optimizer and its loss scale, but not the error feedback of a compression.
+        Keeps metrics, the optimizer and its loss scale, but not the error feedback of gradient compression.
         """
         self.sums.publish()
         self.keep_loss_scale()
         self._training = None
 
     def forget_evaluation_steps(self) -> None:
-        """Causes the next evaluation to trace its step again."""
+        """Causes the evaluation step to be traced again."""
         if self._evaluation is not None:
             self._evaluation.compile()
 
-    def _run_first_steps(self, batches: Any, spec: Any, max_steps: int, number: int) -> StepsResult:
+    def _run_first_steps(self, batches: Any, spec: Any, max_steps: int, first_step: int) -> StepsResult:
         overridden_methods = [name for name in _STEP_METHODS if keras_internals.is_overridden(self.model, name)]
         self._check_servers(overridden_methods[0] if overridden_methods else "")
         custom_steps = self._custom_steps(spec) if overridden_methods else None
@@ -117,39 +117,39 @@ class Functions:
         self.sums.use_all_rows(self._training.needs_all_rows)
         sends_rows = bool(ops.calls) or isinstance(self._training, CustomSteps)
         if not (sends_rows and isinstance(batches, BatchReader)):
-            return self._training.run(batches, max_steps, number)
-        # The trace of the step shows whether it sends rows, whose number may change from step to step.
-        result = self._training.run(next(batches) if first_batch is None else first_batch, 1, number)
+            return self._training.run(batches, max_steps, first_step)
+        # Only the trace shows whether the step sends rows, whose number may change from step to step.
+        result = self._training.run(next(batches) if first_batch is None else first_batch, 1, first_step)
         if max_steps == 1 or result.failure or batches.is_at_end:
             return result
-        next_result = self.train(batches, spec, max_steps - 1, number + 1, allows_not_finite=True)
+        next_result = self.train(batches, spec, max_steps - 1, first_step + 1, allows_not_finite=True)
         return next_result._replace(steps=result.steps + next_result.steps)
 
     def _check_servers(self, received: str) -> None:
-        """Raises `InputError` if gradients that a step applies itself would have to be updates of parameter servers."""
+        """Raises `InputError` if parameter servers would have to apply the gradients of `received`, a part of a step."""
         if self._strategy.remote and received:
             raise InputError(
-                "Parameter servers need Keras's own train_step, and a loss that is a mean over rows if several workers share a "
-                f"batch. Received: {self.model.name}, and in it {received}. Use compile(loss=..., metrics=...) and add_loss, "
+                "Parameter servers need Keras's own train_step and, if several workers share a batch, a loss that is a mean "
+                f"over rows. Received: {self.model.name}: {received}. Use compile(loss=..., metrics=...) and add_loss, "
                 "--staleness=async, or another strategy."
             )
 
     def _row_mismatch(self, batch: Any) -> str:
         """Describes different numbers of rows of a batch's tensors, such as labeled and unlabeled ones; "" if equal."""
         lengths = [sum(int(count) for count in self._strategy.local(counts)) for counts in batch.counts]
-        all_lengths = self._strategy.peers.gather(f"rows of tensors/{next(_numbers)}", lengths, TRACING_SECONDS)
+        all_lengths = self._strategy.peers.gather(f"rows of tensors/{next(_gather_numbers)}", lengths, TRACING_SECONDS)
         totals = {sum(counts) for counts in zip(*all_lengths, strict=True)}
         return f"its tensors have {' and '.join(map(str, sorted(totals)))} rows" if len(totals) > 1 else ""
 
     def _reduce_ops(self, name: str, outputs: StepOutputs | None, spec: Any, needs_all_rows: str = "") -> ReduceOps:
         """Returns how to combine the values of replicas; logs if a step needs all rows of a batch.
 
-        `outputs` is None for Keras's own step, which returns results of metrics, and `needs_all_rows` is the reason why each
-        replica must compute the whole batch, if it is known.
+        `outputs` is None for Keras's own step, which returns results of metrics. `needs_all_rows` is the reason why each
+        replica must compute the whole batch; empty if no reason is known yet.
         """
         shares = self._strategy.training_shares[1] if name == "train_step" else self._strategy.replicas
         if shares * self._options.accumulate_steps == 1 and not listener():  # Keras's own code is correct for all rows
-            # A metric may not add up over batches, or its sum since its reset may be read.
+            # The value of a metric may not be a sum over batches, or a step may read its sum since its last reset.
             is_one_device = self._strategy.replicas == 1 and not self._strategy.remote
             has_custom_metrics = is_one_device and bool(keras_internals.custom_metrics(self.model))
             is_read = outputs is not None and bool(outputs.computed_from_metrics)
@@ -220,7 +220,7 @@ class Functions:
     def logs(self, result: "StepsResult", ends_pass: bool) -> dict[str, Any]:
         """Returns the logs after steps: the metrics' results, or the outputs of a custom step.
 
-        If the steps end a pass, the results are also published, as users read them from the metrics after it.
+        If the steps end a pass, the results are also published, because users read them from the metrics after a pass.
         """
         if ends_pass:
             self.sums.publish()

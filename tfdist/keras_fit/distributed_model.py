@@ -1,7 +1,7 @@
 """A Keras model whose `fit`, `evaluate` and `predict` run on a strategy's replicas.
 
-Keras's own methods handle callbacks, validation, epochs, history and the progress bar. The functions that read batches and
-run steps are replaced.
+Keras's own methods handle callbacks, validation, epochs, history and the progress bar. The model's functions that read
+batches and run steps are replaced.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit import call_agreement
 from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches, batch_spec
-from tfdist.keras_fit.compiled_functions import Functions
+from tfdist.keras_fit.compiled_functions import CompiledFunctions
 from tfdist.keras_fit.partitioned_step import communication
 from tfdist.keras_fit.patches import one_device_context
 from tfdist.keras_fit.placement import Placement, create_variables
@@ -46,7 +46,7 @@ from tfdist.trainer.program import check_equal
 
 
 def _compile_prediction(model: keras.Model, strategy: Strategy, options: RunConfig, spec: Any) -> Callable[..., Any]:
-    """Same as `compile_prediction`, for batches of a spec; logs how outputs that depend on several rows are computed."""
+    """Calls `compile_prediction` for batches with a spec; logs how outputs that depend on several rows are computed."""
 
     def outputs(batch: Any) -> Any:
         return check_outputs(model.predict_step(batch))
@@ -67,17 +67,17 @@ _STEP_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 def _check_strategy(strategy: Strategy, options: RunConfig) -> None:
-    """Raises `InputError` if Keras's methods do not support a strategy with these options."""
+    """Raises `InputError` if Keras's methods do not support the strategy with these options."""
     if not strategy.trains_whole_model:
         raise InputError(
             f"Keras's own fit needs the whole model in each process. Received: {strategy.name}, whose processes have stages. "
-            "Use tfdist.Trainer there."
+            "Use tfdist.Trainer instead."
         )
     # Replicas have different numbers of rows; on a mesh, the only replica has all rows.
     if strategy.compiles_replicas and not strategy.sums_gradients:
         raise InputError(
             "Keras's own fit needs a strategy whose replicas accept any number of rows. Received: "
-            f"{strategy.name}. Use tfdist.Trainer there."
+            f"{strategy.name}. Use tfdist.Trainer instead."
         )
     check_arguments(
         strategy.name, strategy.declaration, jit_compile=options.jit_compile, compression=options.compression
@@ -91,8 +91,8 @@ _MIN_SAMPLE_ROWS = 64
 def check_arrays(strategy: Strategy, model: keras.Model, arguments: Mapping[str, Any]) -> None:
     """Checks some rows of the arrays passed to `fit` against the built model and its losses; logs warnings on the chief.
 
-    The arguments of `fit` have the same arrays on every process; other data is not checked. Nor is a custom step, which may use
-    labels in any way. Raises `InputError` if the labels do not fit the loss.
+    The arrays are the same on every process. Other data is not checked, nor are models with a custom step, which may use labels
+    in any way. Raises `InputError` if the labels do not fit the loss.
     """
     parts = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
     parts = parts[:2] if parts[2] is None else parts
@@ -113,16 +113,16 @@ def check_arrays(strategy: Strategy, model: keras.Model, arguments: Mapping[str,
 
 
 Original = Callable[..., Any]  # the model's unpatched method
-_numbers = itertools.count(1)
+_call_ids = itertools.count(1)
 _EAGER_WARNING = (
-    "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to split "
-    "the work."
+    "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Remove it to "
+    "divide batches among replicas."
 )
 _LOG_INTERVAL = 10  # steps between updates of the logs unless a callback inspects batches
 
 
-class Distributed:
-    """A model on a strategy. The methods replace those of the model, which are their first arguments."""
+class DistributedModel:
+    """A model on a strategy. Its methods replace methods of the model, and take the original method as their first argument."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
         _check_strategy(strategy, options)
@@ -135,7 +135,7 @@ class Distributed:
         self.model, self.strategy, self._options = model, strategy, options
         self._call = _Call("", 0, [], [])
         self._compilation: Any = None
-        self._functions: Functions | None = None
+        self._functions: CompiledFunctions | None = None
         self._predict: Callable[..., Any] | None = None
         self._prediction_numbers = itertools.count()
         self._placement = Placement(strategy)
@@ -146,12 +146,12 @@ class Distributed:
     # Methods called by users.
 
     def call(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """Calls `fit`, `evaluate`, `predict` or, for a global batch that is the same on every process, `..._on_batch`."""
+        """Calls `fit`, `evaluate`, `predict` or one of the `..._on_batch`, whose batch must be the same on every process."""
         if name.endswith("_on_batch"):
             self._announce(name)
             if name != "train_on_batch":
                 self._average_statistics()
-            outer_call, self._call = self._call, _Call(name, next(_numbers), [], [])
+            outer_call, self._call = self._call, _Call(name, next(_call_ids), [], [])
             try:
                 return original(*args, **kwargs)
             finally:
@@ -169,17 +169,17 @@ class Distributed:
         return history
 
     def call_eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """Calls a method with `run_eagerly=True`: every process computes full batches, from equal initial values."""
+        """Calls a method with `run_eagerly=True`: every process computes whole batches, from equal initial values."""
         if self.strategy.sums_gradients or self.strategy.remote:
             raise InputError(
                 f"On {'a mesh' if self.strategy.sums_gradients else 'parameter servers'}, every step is compiled. Received: "
-                "run_eagerly=True. Leave it out, or debug with another strategy."
+                "run_eagerly=True. Remove it, or debug with another strategy."
             )
         bound = call_agreement.bound_arguments(original, args, kwargs)
         self._announce(name)
         self._placement.equalize(self.model)
         warn_once(_EAGER_WARNING)
-        keras_internals.clear_functions(self.model)  # existing ones may be compiled
+        keras_internals.clear_functions(self.model)  # existing functions may be compiled
         if not self.strategy.is_chief and "verbose" in bound.arguments:
             bound.arguments["verbose"] = 0
         if name == "fit":
@@ -203,13 +203,13 @@ class Distributed:
         self.model.train_function = functools.partial(self._run_steps, trains=True)
 
     def make_test_function(self, original: Original, force: bool = False) -> None:
-        """Same as `make_train_function`, for evaluation."""
+        """Same as `make_train_function`, but for evaluation."""
         if self._functions is not None and (force or self.model.test_function is None):
             self._functions.forget_evaluation_steps()
         self.model.test_function = functools.partial(self._run_steps, trains=False)
 
     def make_predict_function(self, original: Original, force: bool = False) -> None:
-        """Sets Keras's function for predictions; traces again if Keras has dropped it, as in `compile`."""
+        """Sets Keras's function for predictions; traces again if Keras has set it to None, as `compile` does."""
         if force or self.model.predict_function is None:
             self._predict, self._prediction_numbers = None, itertools.count()
         self.model.predict_function = self._predict_batches
@@ -220,16 +220,16 @@ class Distributed:
         original() if self._functions is None else self._functions.reset_metrics()
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """Returns the metrics over all replicas."""
+        """Returns the results of the metrics over all replicas."""
         return original() if self._functions is None else self._functions.results()
 
     @property
-    def distribute_strategy(self) -> "Distributed":
+    def distribute_strategy(self) -> "DistributedModel":
         """The object from which Keras requests its data set."""
         return self
 
     def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
-        """Returns Keras's global batches, with rows distributed to replicas."""
+        """Returns Keras's global batches, whose rows are distributed to replicas."""
         spec, batches_per_pass = batch_spec(batches.element_spec), self._call.batches_per_pass.pop(0)
         with long_timeout("its data") as deadline:
             self.strategy.peers.agree("data/form", {"form of a batch": str(spec)}, "data: ", deadline)
@@ -245,19 +245,19 @@ class Distributed:
 
     @contextlib.contextmanager
     def _call_context(self, name: str, arguments: dict[str, Any]) -> Iterator["_Call"]:
-        """Context of a Keras method, which prints only on the chief; sets the number of steps per call that callbacks allow."""
+        """Context of a call of a Keras method, which prints only on the chief; sets the steps per call that callbacks allow."""
         callbacks = arguments["callbacks"]
         callback_list = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
         inspects_batches = self._announce(name, call_agreement.have_batch_hooks(callback_list, training=name == "fit"))
         length = {key: str(arguments[key]) for key in call_agreement.LENGTH_ARGUMENTS if key in arguments}
         self.strategy.group.agree("call/length", length, deadline=self._options.stall_shutdown_seconds)
-        if not self._call.name:  # nested calls have equal weights
+        if not self._call.name:  # in nested calls, weights are equal already
             self._placement.equalize(self.model)
         is_cached = arguments.get("kwargs", {}).get("_use_cached_eval_dataset")
         batches_per_pass = [] if is_cached else call_agreement.batches_per_pass(arguments)
         if call_agreement.INFINITE in batches_per_pass:
             raise InputError(
-                "A pass over the data must end. Received: a data set that repeats without end. Give "
+                "A pass over the data must end. Received: a data set that repeats indefinitely. Specify "
                 f"{'steps_per_epoch (validation_steps for validation data)' if name == 'fit' else 'steps'}."
             )
         if not self.strategy.is_chief:
@@ -265,11 +265,13 @@ class Distributed:
         allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callback_list)
         steps_per_execution = self.model.steps_per_execution if self.model.compiled else 1
         data_arguments = arguments if name == "fit" else {}
-        call = _Call(name, next(_numbers), [*batches_per_pass], [], inspects_batches, allows_not_finite, data_arguments)
+        call = _Call(
+            name, next(_call_ids), [*batches_per_pass], [], inspects_batches, allows_not_finite, data_arguments
+        )
         outer_call, self._call = self._call, call
         if name == "fit" and steps_per_execution == 1 and not inspects_batches:
-            numbers = batches_per_pass[0], call_agreement.cardinality(arguments), self._options.steps_per_call
-            self.model.steps_per_execution = call_agreement.steps_per_call(*numbers)
+            lengths = batches_per_pass[0], call_agreement.cardinality(arguments), self._options.steps_per_call
+            self.model.steps_per_execution = call_agreement.steps_per_call(*lengths)
         try:
             yield call
             for data in call.data:
@@ -310,8 +312,8 @@ class Distributed:
         if trains:
             self._functions.prepare_training()
 
-    def _new_functions(self, spec: Any, trains: bool) -> Functions:
-        """Creates the variables of a compilation, and returns its functions."""
+    def _new_functions(self, spec: Any, trains: bool) -> CompiledFunctions:
+        """Creates the variables of the compiled model, and returns its functions."""
         self._functions = None
         optimizer = self.model.optimizer
         if optimizer is not None:
@@ -330,7 +332,7 @@ class Distributed:
             with one_device_context(self.model):
                 self.model.reset_metrics()
         self._place_all(optimizers)
-        functions = Functions(self.model, self.strategy, self._options, self._placement)
+        functions = CompiledFunctions(self.model, self.strategy, self._options, self._placement)
         functions.reset_metrics()
         return functions
 
@@ -345,8 +347,8 @@ class Distributed:
     def _run_steps(self, batches: Any, *, trains: bool) -> dict[str, Any]:
         """Keras's `train_function` and `test_function`.
 
-        Resets metrics when a pass begins, even if the model overrides `reset_metrics`. Returns the logs, or previous ones
-        unless a callback inspects them, since an update involves all replicas.
+        Resets metrics when a pass begins, even if the model overrides `reset_metrics`. Returns the logs. They may be those of
+        an earlier step if no callback inspects batches, because updating them involves all replicas.
         """
         is_reader = isinstance(batches, BatchReader)
         rows, spec = (batches, batches.spec) if is_reader else self._place_batch(next(iter(batches)))
@@ -394,25 +396,25 @@ class Distributed:
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
     def _place_batch(self, batch: Any) -> tuple[Any, Any]:
-        """Returns a batch in memory, which must be the same on every process, for `Strategy.run`, and its spec."""
+        """Returns an in-memory batch, which must be the same on every process, in the form for `Strategy.run`, and its spec."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        parts = tuple(value for value in (x, y, weight) if value is not None)
-        tensors = tf.nest.map_structure(tf.convert_to_tensor, parts)
+        present_parts = tuple(value for value in (x, y, weight) if value is not None)
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, present_parts)
         if self.strategy.cluster.size > 1:
             self.strategy.peers.agree("batch", {"batch": checksum(tensors)}, f"{self._call.name}: the bytes of the ")
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), tensors)
         self._prepare(spec)
         strategy, trains = self.strategy, self._call.name == "train_on_batch"
-        shares, count = strategy.training_shares if trains else (strategy.local_replicas, strategy.replicas)
-        return strategy.per_replica([replica_part(tensors, share, count) for share in shares]), spec
+        parts, count = strategy.training_shares if trains else (strategy.local_replicas, strategy.replicas)
+        return strategy.per_replica([replica_part(tensors, part, count) for part in parts]), spec
 
 
 class _Call(NamedTuple):
     """A call of one of Keras's methods."""
 
     name: str  # of the method
-    number: int  # of the call in this process
-    batches_per_pass: list[int | None]  # batches in a pass over each data set that Keras will request, in order
+    number: int  # identifies the call in this process
+    batches_per_pass: list[int | None]  # number of batches in each data set that Keras will request, in order
     data: list[GlobalBatches]  # the data sets that Keras has requested
     needs_current_logs: bool = True  # whether logs must be up to date after each batch
     allows_not_finite: bool = False  # whether to log a loss that is not finite instead of raising
@@ -420,7 +422,7 @@ class _Call(NamedTuple):
 
 
 def _explain_mismatch(batch: Any) -> contextlib.AbstractContextManager:
-    """Same as `explain_mismatch`, but does nothing for data without labels."""
+    """Calls `explain_mismatch` for data with labels; for other data, returns a context that does nothing."""
     if not (isinstance(batch, tuple) and len(batch) > 1):
         return contextlib.nullcontext()
     return explain_mismatch(tf.nest.map_structure(lambda s: s and tf.TensorSpec(s.shape[1:], s.dtype), batch))

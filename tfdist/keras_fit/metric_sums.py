@@ -1,4 +1,4 @@
-"""Sums of metrics' variables over replicas since their last reset."""
+"""Sums the metrics' variables over replicas since the last reset of the metrics."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -14,8 +14,8 @@ from tfdist.step.metrics import KerasMetrics, add_sums, assign_values, check_sum
 class MetricSums:
     """Collects the sums from the devices, and publishes them in the metrics' variables after a pass over data.
 
-    A replica's variables have the sums of its rows since they were last drained. If replicas have all rows, the variables
-    keep all sums, which a custom step may read.
+    A replica's variables contain the sums of its rows since they were last drained (read and reset). If replicas have all
+    rows, the variables keep the sums since the last reset of the metrics, which a custom step may read.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy):
@@ -24,7 +24,7 @@ class MetricSums:
         self._model, self._strategy = model, strategy
         self._has_all_rows = False  # whether replicas have all rows of a batch
         self._totals: list[np.ndarray] = []
-        # Totals have all sums, or those before the last reset while collecting; published sums are also in the variables.
+        # While collecting, totals are the sums before the last reset; otherwise all sums. Published sums are in variables, too.
         self._state: Literal["collecting", "drained", "published"] = "collecting"
         self._collect()
 
@@ -33,7 +33,7 @@ class MetricSums:
         self._drain = compile_read_and_reset(self.metrics, self._strategy)
 
     def add_new_metrics(self) -> bool:
-        """Adds metrics that the tracing of a custom step has created; resets all and returns True if there are any."""
+        """Adds metrics that were created while a custom step was traced; resets all and returns True if there are any."""
         if len(KerasMetrics(self._model).variables) == len(self.metrics.variables):
             return False
         self._collect()
@@ -41,7 +41,7 @@ class MetricSums:
         return True
 
     def use_all_rows(self, has_all_rows: bool) -> None:
-        """Switches replicas to all rows or to their own rows, and keeps the sums."""
+        """Sets whether replicas compute all rows or their own rows; keeps the sums."""
         if has_all_rows != self._has_all_rows:
             self._totals = add_sums(self._totals, self._undrained_sums())
             self._assign(self._zeros)
@@ -77,7 +77,7 @@ class MetricSums:
             self._state = "published"
 
     def prepare_step(self) -> None:
-        """Prepares the metrics' variables for a step after `publish`; replicas with all rows keep the sums."""
+        """Prepares the metrics' variables for a step; after `publish`, replicas with all rows keep the sums in them."""
         if self._state == "published" and self._has_all_rows:
             self._totals = self._zeros
         elif self._state == "published":

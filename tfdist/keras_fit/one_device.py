@@ -1,8 +1,8 @@
-"""Keras's methods inside code written for one device: a custom `train_step`, `test_step` or `compute_loss`.
+"""Replaces Keras's methods in code written for one device: a custom `train_step`, `test_step` or `compute_loss`.
 
-Such code assumes that a loss is the mean over the rows of its batch. The means over the rows of replicas, and their
-gradients, weighted by rows, add up to those of the global batch. `compute_loss` scales losses with other denominators
-(weights, masks) accordingly.
+Such code assumes that a loss is the mean over the rows of its batch. The sum of the replicas' means, weighted by their numbers
+of rows, is the mean over the global batch, and the same holds for gradients. `compute_loss` scales losses that are divided by
+sums of weights or masks accordingly.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ class Replica(NamedTuple):
     """A replica whose code is running."""
 
     collectives: Collectives
-    rows: tf.Tensor  # scalar int32; number of counted rows of the replica
-    batch_size: tf.Tensor  # scalar int32; rows of the global batch
+    rows: tf.Tensor  # scalar int32; number of rows of the replica that count in losses and metrics
+    batch_size: tf.Tensor  # scalar int32; number of rows of the global batch
     # Replacement of an optimizer's `apply`, called with the optimizer, gradients of the mean over the replica's rows,
     # and the variables; None for no replacement
     apply: Apply | None = None
@@ -44,7 +44,7 @@ current_replica = _current.get  # () -> the replica whose code is running in thi
 
 @contextlib.contextmanager
 def replica_context(replica: Replica | None) -> Iterator[None]:
-    """Returns a context in which a replica's code is running; None for unpatched Keras."""
+    """Context in which the code of a replica runs; with None, Keras's methods are the original ones."""
     weight = None
     if replica is not None and not replica.has_all_rows:
         weight = losses.to_floatx(replica.rows) / losses.to_floatx(replica.batch_size)
@@ -74,7 +74,7 @@ def compute_loss(
 
 
 def train_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:
-    """Same as Keras's, without its scaling of losses by the number of replicas."""
+    """Same as Keras's method, but does not scale losses by the number of replicas."""
     if replica.has_all_rows:
         return original(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -87,7 +87,7 @@ def train_step(replica: Replica, original: Callable[..., Any], model: keras.Mode
 
 
 def test_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:
-    """Same as Keras's, without its scaling of losses by the number of replicas."""
+    """Same as Keras's method, but does not scale losses by the number of replicas."""
     if replica.has_all_rows:
         return original(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -96,7 +96,7 @@ def test_step(replica: Replica, original: Callable[..., Any], model: keras.Model
 
 
 def scale_loss(replica: Replica, original: Callable[..., Any], optimizer: keras.Optimizer, loss: Any) -> Any:
-    """Returns the loss, scaled against underflow in float16 if the replica scales losses."""
+    """Returns the loss, scaled to avoid underflow in float16 if the replica scales losses."""
     return original(loss) if replica.scales_losses else loss
 
 

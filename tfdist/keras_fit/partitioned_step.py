@@ -1,4 +1,4 @@
-"""Steps that need all rows of a batch: each replica computes the whole batch, or the step is partitioned by rows."""
+"""Builds steps that need all rows of a batch: each replica computes the whole batch, or the step is partitioned by rows."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,8 +29,8 @@ def batch_for_replica(
 ) -> tuple[Any, Mapping[ReduceOp, tf.Tensor], tf.Tensor | int, Replica]:
     """Returns the batch that a replica computes: its own rows, or all rows; inside a replica function.
 
-    Also returns the scalar factor of this replica's values in the sum over replicas, by reduce op, the index of the
-    replica for random numbers, and the replica for the code, without an `apply`.
+    Also returns, by reduce op, the scalar weight of this replica's values in the sum over replicas; the replica index for
+    random numbers; and the `Replica` for the code, without an `apply`.
     """
     if needs_all_rows and collectives.size > 1:
         batch = partitioned_step.gather_batch(own_rows, collectives, static_rows)
@@ -46,11 +46,11 @@ def batch_for_replica(
 
 def equal_value_weights(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
     """Returns the weights of values that are equal on all replicas; see `batch_for_replica`."""
-    part = to_floatx(tf.constant(1 / collectives.size, tf.float64))
-    return {"mean": part, "sum": part}
+    weight = to_floatx(tf.constant(1 / collectives.size, tf.float64))
+    return {"mean": weight, "sum": weight}
 
 
-class Application(NamedTuple):
+class ApplyCall(NamedTuple):
     """The call of an optimizer's `apply` in a step."""
 
     optimizer: keras.Optimizer
@@ -65,20 +65,21 @@ def run_partitioned(
     own_rows: ReplicaRows,
     collectives: Collectives,
     sparse: Collection[str] = (),
-) -> tuple[StepResult, Application | None]:
+) -> tuple[StepResult, ApplyCall | None]:
     """Adds a partitioned step of a compiled and built model, for a replica's rows, to the current graph.
 
-    `step` returns values by name. Gradients of the variables with `sparse` paths may be rows. Returns the result of the
-    step, and the application of its gradients, None if it applies none. Raises `NotPartitionedError` if that is impossible.
+    `step` returns values by name. Gradients of variables whose paths are in `sparse` may be `tf.IndexedSlices`. Returns the
+    result of the step, and the application of its gradients; None if it applies none. Raises `NotPartitionedError` if the step
+    cannot be partitioned.
     """
-    applications: list[Application] = []
+    applications: list[ApplyCall] = []
     one_device_step = _one_device_step(step, applications, sparse)
     result = partitioned_step.partition_step(model, _metrics(model), one_device_step, own_rows, collectives)
     return result, applications[0]._replace(gradients=result.gradients) if applications else None
 
 
 def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> Communication:
-    """Returns the communication of a step that returns values by name, other than the sums of its gradients.
+    """Returns the communication, other than the sums of gradients, of a step that returns values by name.
 
     `spec` is a structure of `tf.TensorSpec` of a batch.
     """
@@ -90,15 +91,15 @@ def _metrics(model: keras.Model) -> list[keras.Variable]:
 
 
 def _one_device_step(
-    step: Callable[[Any], Any], applications: list[Application], sparse: Collection[str] = ()
+    step: Callable[[Any], Any], applications: list[ApplyCall], sparse: Collection[str] = ()
 ) -> partitioned_step.OneDeviceStep:
-    """Returns a model's step for one device, which adds the applications of gradients to a list."""
+    """Returns a model's step for one device, which appends its applications of gradients to `applications`."""
 
     def apply(optimizer: keras.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
         pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
         gradients = [g if v.path in sparse else tf.convert_to_tensor(g) for g, v in pairs]
         operations = keras_internals.count_operations()
-        applications.append(Application(optimizer, gradients, [v for _, v in pairs], operations))
+        applications.append(ApplyCall(optimizer, gradients, [v for _, v in pairs], operations))
 
     def one_device_step(batch: Any) -> tuple[Sequence[tf.Tensor], dict[str, Any]]:
         rows = count_rows(batch)

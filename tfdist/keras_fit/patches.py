@@ -1,6 +1,6 @@
-"""The table of all patched public names of Keras, and the patches for Keras's `fit`.
+"""Patches Keras's methods for `fit` on replicas; the table lists all public names of Keras that tfdist patches.
 
-A patched method calls the original unless the model is distributed, or a replica's custom code is running.
+A patched method calls the original method unless the model is distributed or a replica's custom code is running.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import listener
 from tfdist.step.metrics import KerasMetrics
 
-Distributed = Any  # tfdist.keras_fit.distributed_model.Distributed, which imports this module
-# Methods of a distributed model called by users, by `Distributed.call`.
+DistributedModel = Any  # tfdist.keras_fit.distributed_model.DistributedModel, which imports this module
+# Methods of a distributed model that users call; `DistributedModel.call` replaces them.
 _USER_METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
-# Methods of a distributed model; each that Keras's own methods call is a method, or a property, of `Distributed`.
+# Methods of a distributed model; those that Keras's own methods call are methods or properties of `DistributedModel`.
 _MODEL_METHODS = (
     *_USER_METHODS,
     "make_train_function",
@@ -37,7 +37,7 @@ _MODEL_METHODS = (
     "get_metrics_result",
     "distribute_strategy",
 )
-# Methods called by custom code on a replica, by the name of their class in Keras: each is a function of
+# Methods called by custom code on a replica: name of the class in Keras, name of the method, and replacement from
 # `tfdist.keras_fit.one_device`.
 _REPLICA_METHODS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("Model", "train_step", one_device.train_step),
@@ -48,8 +48,8 @@ _REPLICA_METHODS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("optimizers.LossScaleOptimizer", "scale_loss", one_device.scale_loss),
 )
 _NOT_DISTRIBUTED_WARNING = (
-    "An optimizer is applied outside fit and train_on_batch: this is not distributed, and every process computes it as "
-    "one device would. tfdist distributes fit, evaluate, predict and their ..._on_batch."
+    "An optimizer is applied outside fit and train_on_batch. This update is not distributed: every process computes it as "
+    "one device would. tfdist distributes fit, evaluate, predict and the ..._on_batch methods."
 )
 _SAVE_METHODS = ("save", "save_weights")
 _SUFFIXES = (".keras", ".h5")  # of single-file formats
@@ -67,14 +67,14 @@ PATCHED_NAMES = (
     "keras.optimizers.LossScaleOptimizer.variables",
 )
 _ATTRIBUTE = "_tfdist_distributed"
-_factories: list[Callable[[keras.Model], Distributed]] = []
+_factories: list[Callable[[keras.Model], DistributedModel]] = []
 _strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()  # strategies of distributed models
 _uses_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's own methods", default=False)
 
 
 @contextlib.contextmanager
 def one_device_context(model: keras.Model) -> Iterator[None]:
-    """Context in which a model has its original methods, and variables as on one device."""
+    """Context in which a model has its original methods and behaves as on one device."""
     optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
     variables = [*model.variables, *KerasMetrics(model).variables]
     uses_one_device = keras_internals.context_value(_uses_one_device, True)
@@ -82,8 +82,8 @@ def one_device_context(model: keras.Model) -> Iterator[None]:
         yield
 
 
-def attach(model: keras.Model, distributed: Distributed) -> None:
-    """Replaces the model's patched methods with those of `distributed`."""
+def attach(model: keras.Model, distributed: DistributedModel) -> None:
+    """Makes the model's patched methods call the methods of `distributed`."""
     install()
     _patch_custom_optimizers(keras.optimizers.Optimizer)
     model.__dict__[_ATTRIBUTE] = distributed  # bypasses Keras's attribute tracking
@@ -91,7 +91,7 @@ def attach(model: keras.Model, distributed: Distributed) -> None:
 
 
 @contextlib.contextmanager
-def attach_all(factory: Callable[[keras.Model], Distributed], strategy: Strategy) -> Iterator[None]:
+def attach_all(factory: Callable[[keras.Model], DistributedModel], strategy: Strategy) -> Iterator[None]:
     """Context in which `factory` distributes every model on its first call of `fit` or a similar method."""
     install()
     _strategies.add(strategy)
@@ -102,7 +102,7 @@ def attach_all(factory: Callable[[keras.Model], Distributed], strategy: Strategy
         _factories.pop()
 
 
-def distribution_of(model: keras.Model) -> Distributed | None:
+def distribution_of(model: keras.Model) -> DistributedModel | None:
     """Returns the object that distributes a model; None if it is not distributed."""
     return model.__dict__.get(_ATTRIBUTE)
 
@@ -129,7 +129,7 @@ def install() -> None:
 
 
 def _patch_custom_optimizers(base_class: type[keras.Optimizer]) -> None:
-    """Patches `apply` of the program's own optimizers, which gets summed gradients."""
+    """Patches `apply` of user-defined optimizers, so that it receives summed gradients."""
     for optimizer_class in keras_internals.classes_overriding_apply(base_class):
         if not hasattr(optimizer_class.apply, "__wrapped__"):
             optimizer_class.apply = _replica_method(optimizer_class.apply, one_device.apply)
@@ -154,7 +154,7 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if is_eager and listener():
             raise InputError(
                 "Steps are explained from their traced operations. Received: run_eagerly=True, with which every process "
-                "computes whole batches. Leave it out."
+                "computes whole batches. Remove it."
             )
         call = distributed.call_eagerly if is_eager else distributed.call
         # Code of a single process, such as saving in a callback, must not wait for other processes; collective code opens
@@ -185,7 +185,7 @@ def _replica_method(original: Callable[..., Any], replacement: Callable[..., Any
 
 
 def _atomic_save(save: Callable[..., Any]) -> Callable[..., Any]:
-    """Patches a save method for programs in which every process saves to the same path.
+    """Returns a save method for programs in which every process saves to the same path.
 
     Each process writes a complete file and renames it, without waiting for other processes.
     """
@@ -209,7 +209,7 @@ def _atomic_save(save: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _application_context(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Context of an application of an optimizer; outside a replica function, it is in the program's own code."""
+    """Context of an application of an optimizer; outside replica functions, it warns and updates as one device would."""
     is_in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
     is_in_replica = is_in_replica or in_replica_function() or one_device.current_replica() is not None
     if is_in_replica or not (_factories or _strategies):
@@ -218,7 +218,7 @@ def _application_context(optimizer: keras.Optimizer, variables: Sequence[keras.V
     if listener():
         raise InputError(
             "Only steps of fit, evaluate and train_on_batch can be explained. Received: a training loop that applies an "
-            "optimizer itself. Put its step into a train_step of a keras.Model."
+            "optimizer itself. Move its step to the train_step of a keras.Model."
         )
     if not _uses_one_device.get():
         warn_once(_NOT_DISTRIBUTED_WARNING)
@@ -228,7 +228,7 @@ def _application_context(optimizer: keras.Optimizer, variables: Sequence[keras.V
 
 @contextlib.contextmanager
 def _one_device_updates(variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer]) -> Iterator[None]:
-    """Context in which optimizers update variables as on one device; then every replica has the new values."""
+    """Context in which optimizers update variables as on one device; on exit, every replica has the new values."""
     all_variables = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras_internals.updating_one_device(*optimizers))

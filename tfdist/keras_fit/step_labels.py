@@ -1,7 +1,7 @@
 """Derives how to combine the values of replicas from the operations of a model's step; see `tfdist.row_semantics`.
 
-A replica computes its own rows only. A value of a custom step may be their mean, their sum, or need all rows at once (pairs in
-a batch, a mean over weights). A step that needs all rows is partitioned or, failing that, computed by each replica.
+A replica computes its own rows only. A value of a custom step may be a mean or a sum over rows, or need all rows at once, like
+pairs of rows or a mean over weights. A step that needs all rows is partitioned or, failing that, computed by each replica.
 """
 
 import itertools
@@ -35,7 +35,7 @@ class ReduceOps(NamedTuple):
     """How the values of replicas are combined into the values of the global batch."""
 
     gradients: Sequence[ReduceOp] = ()  # op for each call of an optimizer's `apply` in a step, in order
-    logs: Mapping[str, ReduceOp] = {}  # op by name for numbers that a step returns; by default means
+    logs: Mapping[str, ReduceOp] = {}  # op for each value that a step returns, by name; "mean" by default
     # Variables that a step assigns from its rows, which are averaged over replicas after each step
     statistics: Sequence[keras.Variable] = ()
     needs_all_rows: str = ""  # reason why neither means nor sums are correct; empty if they are
@@ -58,7 +58,7 @@ class ReduceOps(NamedTuple):
 
 
 def per_row_state(model: keras.Model) -> str:
-    """Describes state that a model keeps for each row of a batch, which replicas cannot share; "" if there is none."""
+    """Describes state that a model keeps for each row of a batch, which rules out dividing it; "" if there is none."""
     stateful_layers = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "stateful", False)]
     return f"{stateful_layers[0].name} is stateful: it has a state for each row of a batch" if stateful_layers else ""
 
@@ -72,7 +72,7 @@ def reduce_ops(
     """
     arguments = model, step, spec, results_of_metrics
     ops = _combine(*arguments, "mean")
-    if ops.needs_all_rows and ops.calls:  # in calls, gradients of sums have other weights
+    if ops.needs_all_rows and ops.calls:  # in collective calls, gradients of sums have other weights
         sum_ops = _combine(*arguments, "sum")
         return ops if sum_ops.needs_all_rows else sum_ops
     return ops
@@ -97,7 +97,7 @@ def output_dependence(model: keras.Model, function: Callable[[Any], Any], spec: 
 
 
 def _labels(call: Callable[..., Any], spec: Any, *variables: Sequence[keras.Variable]) -> Labels | str:
-    """Returns the labels of a function's values; if they cannot be derived for any number of rows, the reason."""
+    """Returns the labels of a function's values, or the reason why they cannot be derived for every number of rows."""
     try:
         with record_static_row_reads() as notes:
             labels = labels_of(call, spec, *variables)
@@ -112,7 +112,7 @@ def _combine(
     """Returns how to combine the values of a step whose losses are means or sums over rows; see `reduce_ops`."""
     metrics, state = KerasMetrics(model).variables, [*model.non_trainable_variables, *_learning_rates(model)]
     variables = [*metrics, *model.trainable_variables, *state]
-    paths: list[list[str]] = []  # of each application's variables
+    paths: list[list[str]] = []  # paths of the variables of each application of gradients
     calls: list[RecordedCall] = []
 
     def call(batch: Any, size: tf.Tensor) -> tuple[list[list[tf.Tensor]], dict[str, tf.Tensor]]:
@@ -148,9 +148,9 @@ def _combine(
     ]
     reason = next((value.sentence for value in values if not value.op), "")
     if not reason and any(len(application_ops) > 1 for application_ops in ops):
-        reason = "some gradients of an optimizer are sums over rows and some means"
+        reason = "some gradients of an optimizer are sums over rows and some are means"
     elif not reason and calls and any(application_ops != {op} for application_ops in ops):
-        reason = "gradients are sums over rows and means, in layers that communicate"
+        reason = "some gradients are sums over rows and some are means, in layers that communicate"
     result = ReduceOps(needs_all_rows=reason, values=values, calls=calls, types_without_rule=labels.types_without_rule)
     if reason:
         return result
@@ -164,10 +164,10 @@ def _combine(
 def _assignments(
     model: keras.Model, metrics: Sequence[keras.Variable], variables: Sequence[keras.Variable], labels: Labels
 ) -> Iterator[tuple[Any, LabelledValue]]:
-    """Yields the variables that a step assigns, with labels: sums of metrics, means over rows, and replicated values."""
+    """Yields the variables that a step assigns, with their labeled values."""
     normalization_ids = {id(variable) for layer in keras_parts.normalizations(model) for variable in layer.variables}
     metric_ids = {id(variable) for variable in metrics}
-    rate_ids = {id(variable) for variable in _learning_rates(model)}  # they are used in the step that assigns them
+    rate_ids = {id(variable) for variable in _learning_rates(model)}  # used in the same step that assigns them
     for variable, label in zip(variables, labels.variables, strict=True):
         if label is None or id(variable) in normalization_ids:
             continue

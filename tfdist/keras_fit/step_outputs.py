@@ -1,4 +1,4 @@
-"""Outputs of a custom `train_step` or `test_step`, other than metrics."""
+"""Finds the outputs of a custom `train_step` or `test_step`, and the metrics that some of them are results of."""
 
 import contextlib
 import functools
@@ -21,14 +21,14 @@ ReduceOp = Literal["mean", "sum"]  # over the values of replicas
 class StepOutputs(NamedTuple):
     """Specification of the outputs of a step."""
 
-    shapes: Mapping[str, tuple[int, ...]] = {}  # by name
-    # Metrics, named as in `KerasMetrics.by_metric`, by the names of outputs that are their results
+    shapes: Mapping[str, tuple[int, ...]] = {}  # by name of the output
+    # For each output that is the result of a metric, the name of the metric as in `KerasMetrics.by_metric`
     sources: Mapping[str, str] = {}
     computed_from_metrics: Sequence[str] = ()  # names of outputs that are computed from results of metrics
 
 
 def inspect_step(model: keras.Model, step: Callable[[Any], Any], batch: Any, apply: Apply | None = None) -> StepOutputs:
-    """Traces a custom step with symbolic tensors, without changing variables; new variables have their initial values.
+    """Traces a custom step with symbolic tensors, without changing existing variables; new ones have their initial values.
 
     `batch` is a structure of `tf.TensorSpec`, and `apply` is called when the step applies gradients.
     """
@@ -58,15 +58,15 @@ def inspect_step(model: keras.Model, step: Callable[[Any], Any], batch: Any, app
 
 
 def _unconditional_apply(apply: Apply, name: str) -> Apply:
-    """Rejects gradients that are applied inside a condition or a loop, where tf.distribute cannot communicate."""
+    """Returns `apply`, but rejects calls inside a condition or a loop, where tf.distribute cannot communicate."""
     graph = tf.compat.v1.get_default_graph()
 
     def checked_apply(*arguments: Any) -> None:
         if tf.compat.v1.get_default_graph() is not graph:
             raise InputError(
                 "Gradients are summed over replicas where they are applied, which must not be inside tf.cond or "
-                f"tf.while_loop. Received: {name}, which applies some there. Apply them in every step, multiplied by 0 "
-                "where they must have no effect, or use --strategy=single."
+                f"tf.while_loop. Received: {name}, which applies gradients there. Apply gradients in every step, multiplied "
+                "by 0 where they must have no effect, or use --strategy=single."
             )
         apply(*arguments)
 
@@ -83,15 +83,15 @@ def flatten_logs(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _record_results(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
-    """Context that records the results of the model's metrics, (metric, result) by id."""
+    """Context that records the results of the model's metrics: (name of the metric, result), by id of the result."""
     results: dict[int, tuple[str, Any]] = {}  # keeps the values alive, as ids must be unique
 
-    def record_result(number: int, metric: keras.Metric, result: Callable[[], Any]) -> Any:
+    def record_result(index: int, metric: keras.Metric, result: Callable[[], Any]) -> Any:
         metric_result = result()
         for name, value in keras_internals.by_name(metric.name, metric_result).items():
-            results[id(value)] = f"{number}/{name}", value
+            results[id(value)] = f"{index}/{name}", value
         return metric_result
 
     metrics = enumerate(model.metrics)
-    with replaced_results({m: functools.partial(record_result, number, m, m.result) for number, m in metrics}):
+    with replaced_results({m: functools.partial(record_result, index, m, m.result) for index, m in metrics}):
         yield results

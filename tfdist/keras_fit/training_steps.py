@@ -1,4 +1,4 @@
-"""Training and evaluation steps of Keras's methods on replicas, and their loops."""
+"""Runs the training and evaluation steps of Keras's methods on replicas, in compiled loops."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from tfdist.errors import InputError, NotFiniteError, with_argument_names
 from tfdist.gradients import Clip, LossScale, ReductionResult, parse_loss_scale, unscale
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.one_device import Apply, replica_context
-from tfdist.keras_fit.partitioned_step import Application, batch_for_replica, equal_value_weights, run_partitioned
+from tfdist.keras_fit.partitioned_step import ApplyCall, batch_for_replica, equal_value_weights, run_partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import ReduceOp, StepOutputs, flatten_logs, inspect_step
@@ -47,11 +47,11 @@ class StepsResult(NamedTuple):
     """The result of several steps."""
 
     steps: int  # number of completed steps
-    outputs: Mapping[str, Any] = {}  # outputs of the last step, if it is a custom one
-    # Metrics, see `KerasMetrics.by_metric`, by the names of outputs that are their results
+    outputs: Mapping[str, Any] = {}  # outputs of the last step, if it is a custom step
+    # For each output that is the result of a metric, the name of the metric as in `KerasMetrics.by_metric`
     sources: Mapping[str, str] = {}
     failure: NotFiniteError | None = None  # error to raise if the last step was not finite
-    sums: Sequence[tf.Tensor] = ()  # sums of the metrics' variables over replicas, if the call has drained them
+    sums: Sequence[tf.Tensor] = ()  # sums of the metrics' variables over replicas, if the call has reset them
 
 
 class TrainerSteps:
@@ -66,7 +66,7 @@ class TrainerSteps:
         synchronizer: WeightSynchronizer,
         reduce_ops: ReduceOps,
     ):
-        self.needs_all_rows = bool(reduce_ops.needs_all_rows)  # metrics are kept from batch to batch, on one replica
+        self.needs_all_rows = bool(reduce_ops.needs_all_rows)  # then metrics are kept between batches, on one replica
         settings = _settings(model, strategy, options)
         settings = dataclasses.replace(settings, averaged_statistics=tuple(reduce_ops.statistics))
         if not model.trainable_variables:
@@ -80,30 +80,30 @@ class TrainerSteps:
         if strategy.is_chief and (text := self._steps.idle_compression):
             warn_once(with_argument_names(text))
 
-    def run(self, batches: Any, max_steps: int, number: int) -> StepsResult:
-        """Runs up to `max_steps` steps of a `BatchReader`, or one of a `ReplicaRows`; `number` is that of the first step."""
+    def run(self, batches: Any, max_steps: int, first_step: int) -> StepsResult:
+        """Runs up to `max_steps` steps of a `BatchReader`, or one step of a `ReplicaRows`, with indices from `first_step`."""
         is_reader = isinstance(batches, BatchReader)
         if is_reader and self._steps.sends_rows:
-            return self._run_separately(batches, batches.next_count(max_steps), number)
+            return self._run_separately(batches, batches.next_count(max_steps), first_step)
         steps = batches.next_count(max_steps) if is_reader else 1
         compile_for = compile_loop if is_reader else make_host_loop
         if is_reader and max_steps == 1 and not self.needs_all_rows:
             compile_for = self._compile_one_step
-        loop = self._synchronizer.loop(self._steps, None, 1.0, number, compile_for)
+        loop = self._synchronizer.loop(self._steps, None, 1.0, first_step, compile_for)
         rows = batches.rows if is_reader else iter([batches])
-        result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
+        result = loop(rows, tf.constant(first_step, tf.int64), tf.constant(steps), tf.constant(False))
         losses = result.losses.numpy()  # fewer than `steps` if one was not finite
         if is_reader:
             batches.advance(len(losses))
         if bool(result.may_continue):
             return StepsResult(len(losses), sums=result.sums)
-        last_step, variables = number + len(losses) - 1, self._model.trainable_variables
+        last_step, variables = first_step + len(losses) - 1, self._model.trainable_variables
         failure = not_finite_error(last_step, losses[-1], result, variables, self.loss_scale)
         return StepsResult(len(losses), failure=failure)
 
-    def _run_separately(self, batches: BatchReader, steps: int, number: int) -> StepsResult:
+    def _run_separately(self, batches: BatchReader, steps: int, first_step: int) -> StepsResult:
         for index in range(steps):
-            result = self.run(next(batches), 1, number + index)
+            result = self.run(next(batches), 1, first_step + index)
             if result.failure:
                 return result._replace(steps=index + 1)
         return StepsResult(steps)
@@ -115,7 +115,7 @@ class TrainerSteps:
 
 
 class _ModelSteps:
-    """A model's `train_step` or `test_step` on each replica's rows, on all rows, or partitioned, and the loops around it."""
+    """A model's `train_step` or `test_step`, computed on each replica's rows, on all rows, or partitioned, and its loops."""
 
     _name: str  # of the model's method
     needs_all_rows = False  # whether replicas compute the values of whole batches
@@ -125,21 +125,21 @@ class _ModelSteps:
         model: keras.Model,
         strategy: Strategy,
         collectives: Collectives,
-        draws: Callable[..., contextlib.AbstractContextManager[None]],
+        random_scope: Callable[..., contextlib.AbstractContextManager[None]],
         seed: int,
     ):
-        """Initializes the steps; `draws` is a function of `randomness` that returns the context of a replica's draws."""
+        """Initializes the steps; `random_scope` is a function of `randomness` that seeds a replica's random numbers."""
         self._model, self._strategy, self._collectives = model, strategy, collectives
-        self._draws, self._seed = draws, seed
+        self._random_scope, self._seed = random_scope, seed
         self._recording, self._store = Recording(collectives), StateStore(strategy)
-        self._statistics: Sequence[keras.Variable] = ()  # restored on a replica without rows, as metrics are
+        self._statistics: Sequence[keras.Variable] = ()  # restored on a replica without rows, like metrics
         self._averaged_statistics: Sequence[keras.Variable] = ()
         self._sparse: Collection[str] = ()
         self.outputs, self._reduce_ops = StepOutputs(), ReduceOps()
         self.compile()
 
     def compile(self) -> None:
-        """Causes the next batch to trace the step again; all processes compare the first trace of each loop before it runs."""
+        """Causes the step to be traced again; all processes compare the first trace of each loop before it runs."""
         strategy = self._strategy
 
         def check_trace() -> None:
@@ -169,20 +169,20 @@ class _ModelSteps:
         self._loop = tf.function(loop, autograph=False, reduce_retracing=True)
 
     def _run_batches(self, batches: Any, max_steps: int, first_step: int) -> int:
-        """Runs the step for a `ReplicaRows`, or up to `max_steps` batches of a `BatchReader`; returns the number of batches."""
+        """Runs the step for a `ReplicaRows`, or for up to `max_steps` batches of a `BatchReader`; returns their number."""
         steps = batches.next_count(max_steps) if isinstance(batches, BatchReader) else 1
-        # Only gradients have the same shapes in each step; tensors that the code sends may have other numbers of rows, which
-        # TensorFlow's collectives between processes do not support within one call of a compiled function.
+        # Only gradients have the same shapes in each step. The number of rows of other tensors may change, which TensorFlow's
+        # collectives between processes do not support within one call of a compiled function.
         calls = [call for call in self._recording.calls if not call.name.startswith("gradients/")]
         sends_rows = any(None in shape for call in calls for shape in call.shapes)
         if isinstance(batches, BatchReader) and self._strategy.compiles_loops and not sends_rows:
             self._loop(batches.rows, tf.constant(first_step, tf.int64), tf.constant(steps))
             batches.advance(steps)
             return steps
-        for number in range(first_step, first_step + steps):
+        for step in range(first_step, first_step + steps):
             batch = next(batches) if isinstance(batches, BatchReader) else batches
             # DTensor treats a small int64 as a compile-time constant, and recompiles the program when it changes.
-            self._run_batch(batch, tf.constant(number, tf.uint64))
+            self._run_batch(batch, tf.constant(step, tf.uint64))
         return steps
 
     def _set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
@@ -192,7 +192,7 @@ class _ModelSteps:
         self._logs = dict(zip(shapes, self._store.variables(states), strict=True))
 
     def _store_logs(self, outputs: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
-        """Stores a replica's outputs, weighted by op, by default as means; inside a replica function."""
+        """Stores the outputs of all replicas, combined by their ops (by default, as means). A replica function."""
         values_by_name, ops = flatten_logs(outputs), self._reduce_ops.logs
         values = [
             tf.math.multiply_no_nan(to_floatx(values_by_name[key]), weights[ops.get(key, "mean")]) for key in self._logs
@@ -206,21 +206,21 @@ class _ModelSteps:
     def _make_apply(
         self, weights: Mapping[ReduceOp, tf.Tensor], collectives: Collectives, totals: Sequence[tf.Tensor] | None = None
     ) -> Apply | None:
-        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` are given.
+        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` has sums.
 
         None if the step applies no gradients.
         """
         return None
 
     def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
-        """Runs the step with number `number`, scalar int64. A replica function."""
+        """Runs step `number`, a scalar int64. A replica function."""
         model, strategy, ops = self._model, self._strategy, self._reduce_ops
         self._recording = collectives = Recording(self._collectives)
         step, size = getattr(model, self._name), collectives.size
-        draws = functools.partial(self._draws, randomness.seed_states(model), self._seed, number)
+        random_scope = functools.partial(self._random_scope, randomness.seed_states(model), self._seed, number)
         layouts = strategy.layouts.compute_layouts(model.trainable_variables)
         if ops.is_partitioned:
-            with layouts, draws(collectives.rank, size):
+            with layouts, random_scope(collectives.rank, size):
                 result, application = run_partitioned(model, step, own_rows, collectives, self._sparse)
             result.assign()
             apply = self._make_apply({"mean": to_floatx(1)}, collectives, result.totals)
@@ -228,14 +228,14 @@ class _ModelSteps:
                 apply(application.optimizer, application.gradients, application.variables)
             self._store_logs(result.values, equal_value_weights(collectives))
             return
-        batch, weights, seed_replica, replica = batch_for_replica(
+        batch, weights, seed_index, replica = batch_for_replica(
             own_rows, collectives, self.needs_all_rows, ops.static_rows
         )
         variables = [*self._statistics, *KerasMetrics(model).variables]
         previous_values = [tf.identity(variable) for variable in variables]
         replica = replica._replace(apply=self._make_apply(weights, collectives))
         loss_weight = None if replica.has_all_rows or replica.apply is None else weights[ops.gradient_op]
-        with layouts, draws(seed_replica, size), using(replica.collectives), replica_context(replica):
+        with layouts, random_scope(seed_index, size), using(replica.collectives), replica_context(replica):
             with keras_internals.inline_functions(), loss_weight_scope(loss_weight):
                 operations = keras_internals.count_operations()
                 outputs = step(batch)
@@ -247,36 +247,36 @@ class _ModelSteps:
 
 
 class CustomSteps(_ModelSteps):
-    """A custom `train_step` or `compute_loss` on each replica's rows, or Keras's own for a loss that is not a mean over rows.
+    """A custom `train_step` or `compute_loss`, or Keras's own step for a loss that is not a mean over rows.
 
-    Gradients are summed over replicas, weighted by rows, where the step applies them, possibly several times; see
-    `tfdist.keras_fit.one_device` for the assumptions about losses. A step that is not finite cannot be undone.
+    Gradients, weighted by rows, are summed over replicas where the step applies them, which it may do several times; see
+    `tfdist.keras_fit.one_device` for the assumptions about losses. A step whose loss is not finite cannot be undone.
     """
 
     _name = "train_step"
     loss_scale = None
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, spec: Any, placement: Placement):
-        """Traces the model's code with one batch, a structure of `tf.TensorSpec`, and places the variables that it creates."""
+        """Traces the model's code with `spec`, a structure of `tf.TensorSpec`, and places the variables that it creates."""
         loss_scale = parse_loss_scale(options.loss_scale)
         settings = dataclasses.replace(_settings(model, strategy, options), loss_scale=loss_scale)
         if settings.micro_steps > 1 or settings.loss_scale:
             raise InputError(
-                "A custom train_step or compute_loss takes the whole batch at once, and its optimizer scales the loss, as with "
-                f"a loss that needs all rows. Received: accumulate_steps={settings.micro_steps}, "
-                f"loss_scale={settings.loss_scale}. Leave them out; wrap the optimizer in a LossScaleOptimizer instead."
+                "A custom train_step or compute_loss, like a loss that needs all rows, takes the whole batch at once and lets "
+                f"the optimizer scale the loss. Received: accumulate_steps={settings.micro_steps}, "
+                f"loss_scale={settings.loss_scale}. Remove these settings; to scale losses, use a LossScaleOptimizer."
             )
         if keyed_layers(model):
             raise InputError(
-                "A model with a DynamicEmbedding is trained by Keras's own steps. Received: a custom train_step or "
+                "A model with a DynamicEmbedding must be trained by Keras's own steps. Received: a custom train_step or "
                 "compute_loss. Use compile(loss=...) and add_loss."
             )
         super().__init__(model, strategy, strategy.step_collectives, randomness.replica_random_scope, settings.seed)
         self._settings = settings
-        applications: list[Application] = []
+        applications: list[ApplyCall] = []
 
         def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-            applications.append(Application(optimizer, gradients, list(variables)))
+            applications.append(ApplyCall(optimizer, gradients, list(variables)))
 
         def train_step(batch: Any) -> Any:
             applications.clear()  # a step is traced again if its first trace creates variables
@@ -308,13 +308,13 @@ class CustomSteps(_ModelSteps):
         averaged_ids = {id(variable) for variable in reduce_ops.statistics}
         self._averaged_statistics = [variable for variable in self._statistics if id(variable) in averaged_ids]
 
-    def run(self, batches: Any, max_steps: int, number: int) -> StepsResult:
-        """Same as `TrainerSteps.run`."""
-        steps, logs = self._run_batches(batches, max_steps, number), self._read_logs()
+    def run(self, batches: Any, max_steps: int, first_step: int) -> StepsResult:
+        """See `TrainerSteps.run`."""
+        steps, logs = self._run_batches(batches, max_steps, first_step), self._read_logs()
         name = next((name for name, value in logs.items() if not np.all(np.isfinite(value))), None)
         if name is None:
             return StepsResult(steps, logs, self.outputs.sources)
-        failure = f"train_step returned a value that is not finite at step {number + steps - 1}: {name}={logs[name]}."
+        failure = f"train_step returned a non-finite value at step {first_step + steps - 1}: {name}={logs[name]}."
         return StepsResult(steps, logs, failure=NotFiniteError(failure))
 
     def _make_apply(
@@ -390,22 +390,22 @@ class EvaluationSteps(_ModelSteps):
     def __init__(
         self, model: keras.Model, strategy: Strategy, options: RunConfig, reduce_ops: ReduceOps, outputs: StepOutputs
     ):
-        draws = functools.partial(randomness.inference_random_scope, purpose="evaluate")
-        super().__init__(model, strategy, strategy.collectives, draws, options.seed)
+        random_scope = functools.partial(randomness.inference_random_scope, purpose="evaluate")
+        super().__init__(model, strategy, strategy.collectives, random_scope, options.seed)
         self.outputs = outputs
         self._set_reduce_ops(reduce_ops)
-        self._number = 0  # number of the next batch, for the seeds of random layers
+        self._next_index = 0  # index of the next batch, for the seeds of random layers
 
     def run(self, batches: Any, max_steps: int) -> StepsResult:
-        """Evaluates up to `max_steps` batches of a `BatchReader`, or one `ReplicaRows`."""
-        first_number = self._number
-        if not self._number and isinstance(batches, BatchReader):
-            # The trace of a step shows whether it sends rows, whose number may change from step to step.
-            self._number += self._run_batches(next(batches), 1, self._number)
-        steps = self._number - first_number
+        """Evaluates up to `max_steps` batches of a `BatchReader`, or the batch of a `ReplicaRows`."""
+        first_index = self._next_index
+        if not self._next_index and isinstance(batches, BatchReader):
+            # Only the trace shows whether the step sends rows, whose number may change from step to step.
+            self._next_index += self._run_batches(next(batches), 1, self._next_index)
+        steps = self._next_index - first_index
         if not steps or not (max_steps == 1 or batches.is_at_end):
-            self._number += self._run_batches(batches, max_steps - steps, self._number)
-        return StepsResult(self._number - first_number, self._read_logs(), self.outputs.sources)
+            self._next_index += self._run_batches(batches, max_steps - steps, self._next_index)
+        return StepsResult(self._next_index - first_index, self._read_logs(), self.outputs.sources)
 
 
 def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Settings:
@@ -435,6 +435,6 @@ def _compression(options: RunConfig) -> Compression:
     if settings.choice:
         raise InputError(
             "--compression=auto is supported only by tfdist's own trainer. Received: "
-            f"--compression={options.compression}. Name a method, or use `tfdist train`."
+            f"--compression={options.compression}. Specify a method, or use `tfdist train`."
         )
     return settings

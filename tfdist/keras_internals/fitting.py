@@ -1,4 +1,4 @@
-"""Internals of Keras's `fit`: its functions, its batches, its callbacks, and symbolic traces."""
+"""Accesses internals of Keras's `fit`: its functions, batches and callbacks, and traces with symbolic tensors."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -28,18 +28,18 @@ class AdaptedData(NamedTuple):
     """Data that Keras's `fit` takes, as a data set of batches."""
 
     batches: tf.data.Dataset  # one epoch
-    first: Any  # the first batch, as arrays
-    length: int | None  # number of batches in an epoch; None if there is no end
+    first: Any  # the first batch, as NumPy arrays
+    length: int | None  # number of batches in an epoch; None if infinite
     is_reiterable: bool  # whether every iterator starts at the beginning
 
 
 def array_of(data: Any) -> np.ndarray:
-    """Converts data as Keras's `fit` does: floating-point numbers to floatx, a pandas Series to a column."""
+    """Converts data to an array as Keras's `fit` does: floating-point data to floatx, a pandas Series to a column."""
     is_convertible = isinstance(data, tf.Tensor) or type(data).__module__.partition(".")[0] == "pandas"
     data = data if is_convertible else np.asarray(data)
     try:
         sliceable = array_slicing.convert_to_sliceable(data)
-    except (ValueError, TypeError):  # text and objects
+    except (ValueError, TypeError):  # strings and objects
         return np.asarray(data)
     return np.asarray(sliceable.convert_to_numpy(sliceable.array))
 
@@ -60,7 +60,7 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
 def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
     """Returns the number of rows of a finite data set of batches without reading it; None if unknown.
 
-    If a mapped function has changed the number of rows of the first batch, `first_rows`, the total is unknown.
+    The number is unknown if a mapped function has changed the number of rows of the first batch, which is now `first_rows`.
     """
     batches = int(dataset.cardinality())
     if batches < 0:
@@ -91,7 +91,7 @@ def adapt_data(data: Any) -> AdaptedData:
 
 _SAVING_STATE = ("_batches_seen_since_last_saving", "_last_batch_seen", "best")
 
-# Attributes that are state. Other callbacks of Keras have none: attributes of `CSVLogger` and `ProgbarLogger` belong to a file
+# Attributes that are state. Other Keras callbacks have no state: attributes of `CSVLogger` and `ProgbarLogger` belong to a file
 # or the terminal, and `LearningRateScheduler` sets a variable of the optimizer. File names are not state.
 _STATE_ATTRIBUTES: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.BackupAndRestore: ("_batches_seen_since_last_saving", "_current_epoch", "_last_batch_seen"),
@@ -106,13 +106,13 @@ _STATE_ATTRIBUTES: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
 
 
 def callback_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Returns the attributes of a callback of Keras, or of a subclass, that are state."""
+    """Returns the attributes of a Keras callback, or of a subclass of one, that are state."""
     names = {name for kind, names in _STATE_ATTRIBUTES.items() if isinstance(callback, kind) for name in names}
     return {name: value for name, value in vars(callback).items() if name in names}
 
 
 def monitored_direction(callback: keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau) -> str:
-    """Returns whether a callback with a model minimizes ("min") or maximizes ("max") its metric; "" if unknown.
+    """Returns "min" or "max" if a callback with a model minimizes or maximizes its metric; "" if unknown.
 
     Sets the direction in the callback, as Keras does at the end of the first epoch.
     """
@@ -125,7 +125,7 @@ def monitored_direction(callback: keras.callbacks.EarlyStopping | keras.callback
 
 
 def restore_callback(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
-    """Restores the attributes from `callback_state`."""
+    """Restores the attributes returned by `callback_state`."""
     for name in callback_state(callback).keys() & state.keys():
         setattr(callback, name, state[name])
     if state.get("best") is not None and getattr(callback, "monitor_op", True) is None:
@@ -133,7 +133,7 @@ def restore_callback(callback: keras.callbacks.Callback, state: Mapping[str, Any
 
 
 def clear_strategy(model: keras.Model) -> None:
-    """Removes the tf.distribute strategy from a model: with it, Keras would read the data once more to build the model."""
+    """Removes the tf.distribute strategy from a model, with which Keras would read the data once more to build the model."""
     model._distribute_strategy = None
 
 
@@ -143,7 +143,7 @@ def compilation(model: keras.Model) -> Any:
 
 
 def initial_epoch(model: keras.Model) -> int:
-    """Returns the epoch at which `fit` resumes, from a callback; 0 by default."""
+    """Returns the epoch at which `fit` resumes, as set by a callback; 0 by default."""
     return model._initial_epoch or 0
 
 
@@ -153,11 +153,11 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
 
 
 def clear_functions(model: keras.Model) -> None:
-    """Makes Keras recreate the functions that run steps, as `compile` does."""
+    """Clears the functions that run steps, as `compile` does, so that Keras recreates them."""
     model.train_function = model.test_function = model.predict_function = None
 
 
-global_seed = context.global_seed  # returns the seed from `tf.random.set_seed`; None without one
+global_seed = context.global_seed  # returns the seed set by `tf.random.set_seed`; None if not set
 
 
 def loss_means(model: keras.Model) -> list[keras.metrics.Mean]:
@@ -190,8 +190,8 @@ _FUNCTION_MODULES = {"convert_binary_labels_to_hinge": losses, "conv": nn, "ctc_
 def symbolic_graph(name: str) -> Iterator[Any]:
     """Context in which operations are added to a graph that is never run; yields the graph.
 
-    In the scope of a tf.distribute strategy, but outside of replica functions, the strategy is hidden, because code could not
-    differentiate with respect to mirrored variables.
+    In the scope of a tf.distribute strategy, but outside of replica functions, the strategy is hidden, because otherwise code
+    could not differentiate with respect to mirrored variables.
     """
     with tf.__internal__.FuncGraph(name).as_default() as graph, SymbolicScope():
         if tf.distribute.in_cross_replica_context():
@@ -200,6 +200,6 @@ def symbolic_graph(name: str) -> Iterator[Any]:
 
 
 def wrap_functions(wrappers: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> Context:
-    """Context in which private functions of Keras are wrapped; `wrappers` are by the name of the function."""
+    """Context in which private functions of Keras are wrapped; `wrappers` maps the name of a function to its wrapper."""
     modules = [(_FUNCTION_MODULES[name], name, wrap) for name, wrap in wrappers.items()]
     return patched(*((module, name, wrap(getattr(module, name))) for module, name, wrap in modules))

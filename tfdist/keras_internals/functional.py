@@ -1,4 +1,4 @@
-"""Internals of functional and sequential models: their graphs of operations, and assignments in traced graphs."""
+"""Accesses internals of functional and sequential models: their graphs of operations, and assignments in traced graphs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ class GraphNode(NamedTuple):
     """One call of an operation in a functional model."""
 
     operation: keras.Operation  # a layer that is called twice has two nodes
-    inputs: Sequence[keras.KerasTensor]  # symbolic tensors among the arguments
-    outputs: Sequence[keras.KerasTensor]  # flattened
-    kwargs: Mapping[str, Any]  # keyword arguments, with symbolic tensors
+    inputs: Sequence[keras.KerasTensor]  # the symbolic tensors among the arguments
+    outputs: Sequence[keras.KerasTensor]  # the flattened outputs
+    kwargs: Mapping[str, Any]  # keyword arguments, which may contain symbolic tensors
     # Returns the positional and keyword arguments, given tensors by the id of the symbolic tensor.
     fill_in: Callable[[Mapping[int, Any]], tuple[Sequence[Any], dict[str, Any]]]
 
@@ -28,8 +28,8 @@ class GraphNode(NamedTuple):
 def functional_of(model: Any) -> keras.Model | None:
     """Returns the functional model that a call of a model runs; None if there is none.
 
-    A functional model runs itself. A sequential model has a functional model when its input shape is known. Subclasses that
-    override `call` have none.
+    This is the model itself if it is functional, and an inner model if it is sequential and its input shape is known.
+    Subclasses that override `call` have none.
     """
     if getattr(type(model), "call", None) not in _KERAS_CALLS or "call" in vars(model):
         return None
@@ -54,12 +54,12 @@ def is_transparent(model: keras.Model) -> bool:
 
 
 def is_rematerialized(operation: keras.Operation) -> bool:
-    """Returns whether an operation is recomputed in the backward pass, which stores only its inputs."""
+    """Returns whether an operation is recomputed in the backward pass, so that only its inputs are stored."""
     return operation._remat_mode is not None
 
 
 def nodes_of(functional: keras.Model) -> Iterator[GraphNode]:
-    """Yields the calls of a functional model, except of its input layers, in the order in which Keras runs them."""
+    """Yields the calls of a functional model, except those of its input layers, in the order in which Keras runs them."""
     by_depth = functional._nodes_by_depth
     for depth in sorted(by_depth, reverse=True):
         for node in by_depth[depth]:
@@ -72,7 +72,7 @@ operation_function = operation_fn  # returns a function that calls an operation 
 
 
 def standardize_inputs(model: keras.Model, inputs: Any, mask: Any = None) -> list[Any]:
-    """Returns the flat inputs of a functional or sequential model with the model's dtypes and ranks, and with masks.
+    """Returns the flattened inputs of a functional or sequential model with the model's dtypes and ranks, and with masks.
 
     `inputs` and `mask` are those of a call of the model; if `mask` is None, the inputs keep their masks.
     """
@@ -107,7 +107,7 @@ class Body(keras.Layer):
     """A layer that calls a part of a model's operations in one forward pass, and owns the losses that they add."""
 
     def __init__(self, name: str, model: keras.Model, layers: Sequence[keras.Layer], run: Callable[..., Any]):
-        """Creates the layer; `run` computes the results from the arguments of the call and `training`."""
+        """Creates the layer; `run` computes the outputs from the arguments of the call and `training`."""
         super().__init__(name=name, dtype=model.dtype_policy)
         self._convert_input_args, self._allow_non_tensor_positional_args = False, True
         self.supports_masking = True
@@ -120,7 +120,7 @@ class Body(keras.Layer):
         return self._run(*args, training=training)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
-        """Returns None: the operations set the masks of their outputs."""
+        """Returns None, because the operations set the masks of their outputs."""
 
 
 def new_trace() -> tf.Graph:
@@ -156,15 +156,15 @@ class UsageScope(RecordedScope):
 
 
 def count_operations() -> int:
-    """Returns the number of operations of the graph that is being built; 0 eagerly."""
+    """Returns the number of operations in the graph that is being built; 0 in eager mode."""
     return 0 if tf.executing_eagerly() else len(ops.get_default_graph().get_operations())
 
 
 def find_assigned(operations: int, variables: Sequence[keras.Variable | tf.Variable]) -> list[bool]:
     """Returns, for each variable, whether the latest operations of the graph may assign it; always True in eager mode.
 
-    `operations` is the number of earlier operations, from `count_operations`. The graph reads the variables; of a distributed
-    variable, this replica's copy.
+    `operations` is the number of earlier operations, from `count_operations`. The graph must read the variables; for a
+    distributed variable, it must read this replica's copy.
     """
     if tf.executing_eagerly():
         return [True] * len(variables)
@@ -196,7 +196,7 @@ def find_feedback(
         _, handles = auto_control_deps_utils.get_read_write_resource_inputs(operation)
         edges.append(({x.name for x in (*operation.outputs, *handles)}, [tensor.name for tensor in operation.inputs]))
     previous = None
-    while previous != (previous := needed_names.intersection(names)):  # the next step reads these
+    while previous != (previous := needed_names.intersection(names)):  # the next step reads these variables
         for outputs, inputs in edges:
             if not needed_names.isdisjoint(outputs):
                 needed_names.update(inputs)

@@ -1,4 +1,4 @@
-"""Layouts for the tensors of operations that draw random numbers or rearrange elements."""
+"""Applies layouts to the tensors of operations that draw random numbers or rearrange elements."""
 
 import contextlib
 import threading
@@ -16,9 +16,9 @@ from tfdist.keras_internals.patching import Context, patched
 # All functions of `tf.random.stateless_...`, `keras.random` and dropout call one of these.
 _DRAWS = "random_gamma_v3 random_normal_v2 random_uniform_full_int_v2 random_uniform_int_v2 random_uniform_v2"
 _DRAW_FUNCTIONS = [f"stateless_{name}" for name in (*_DRAWS.split(), "truncated_normal_v2")]
-_RANK_LIMIT = 9  # above the rank of a model's tensors: a shorter vector of integers may be a shape
+_RANK_LIMIT = 9  # greater than the rank of a model's tensors: a shorter vector of integers may be a shape
 _LAID_OUT = "_tfdist_laid_out"  # attribute of operations
-_TRACING_LOCK = threading.RLock()  # a second thread would restore the replacements of the first
+_TRACING_LOCK = threading.RLock()  # otherwise, a second thread would restore the first thread's replacements
 _REVERSE = ((tf, "reverse"), (array_ops, "reverse"), (array_ops, "reverse_v2"))  # names of one function
 
 
@@ -33,7 +33,7 @@ def lay_out_draws(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> Context:
 def lay_out_concatenations(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Context:
     """Context in which `lay_out` is applied to the inputs and results of concatenations in a traced function.
 
-    It takes a tensor, and whether the rows of the inputs are rows of the result. Axes become positive. Tensors of more than
+    `lay_out` takes a tensor and whether rows of the inputs are rows of the result. Axes become positive. Tensors of more than
     three dims are laid out only if rows are concatenated: in other concatenations, such as those of rotary attention heads,
     another dim is usually sharded.
     """
@@ -59,7 +59,7 @@ def lay_out_top_k(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> Context:
     """Context in which `lay_out` is applied to the inputs and results of `tf.math.top_k` in a traced function."""
 
     def wrap_top_k(top_k: Callable[..., Any]) -> Callable[..., Any]:
-        def function(input: Any, **options: Any) -> Any:  # tf.math.top_k passes the rest by keyword
+        def function(input: Any, **options: Any) -> Any:  # tf.math.top_k passes other arguments by keyword
             results = top_k(lay_out(tf.convert_to_tensor(input)), **options)
             return type(results)(*map(lay_out, results))
 
@@ -90,7 +90,7 @@ def copy_transposed_inputs() -> Context:
 def lay_out_strided_slices(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[None]:
     """Context in which `lay_out` is applied to the inputs and results of strided slices in a traced function.
 
-    It takes a tensor, and whether the slice keeps the order of the rows, or of a range of them. `tf.reverse`, which
+    `lay_out` takes a tensor and whether the slice keeps the order of the rows or of a range of them. `tf.reverse`, which
     `keras.ops.flip` calls, becomes a slice with strides of -1. `tf.slice` with constant arguments becomes a slice with
     strides of 1, which needs no layout.
     """
@@ -98,7 +98,7 @@ def lay_out_strided_slices(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> I
     def wrap_slice(strided_slice: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def function(input: Any, begin: Any, end: Any, strides: Any, **options: Any) -> tf.Tensor:  # called by keyword
             steps = _constant_value(strides)
-            if steps is not None and (steps == 1).all():  # as most slices are
+            if steps is not None and (steps == 1).all():  # like most slices
                 return strided_slice(input, begin, end, strides, **options)
             tensor = tf.convert_to_tensor(input)
             if tf.get_static_value(tensor) is not None:
@@ -119,7 +119,7 @@ def lay_out_strided_slices(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> I
 
 
 def is_laid_out(operation: tf.Operation) -> bool:
-    """Returns whether a strided slice is from `lay_out_strided_slices`, or a slice of a constant."""
+    """Returns whether a strided slice was laid out by `lay_out_strided_slices` or is a slice of a constant."""
     return _LAID_OUT in operation.node_def.attr or tf.get_static_value(operation.inputs[0]) is not None
 
 
@@ -144,7 +144,7 @@ def _replace_functions(
 
 
 def _convert_to_common_dtype(values: Sequence[Any]) -> list[tf.Tensor]:
-    """Converts values to tensors of one dtype; returns an empty list if the operation will fail."""
+    """Converts values to tensors of one dtype; returns an empty list if this fails, as the operation itself will."""
     dtype = next((value.dtype for value in values if tf.is_tensor(value)), None)
     try:
         return [tf.convert_to_tensor(value, dtype) for value in values]

@@ -1,4 +1,4 @@
-"""Internals of Keras's layers: their calls, attributes of tensors, random numbers of user code, and embedding tables."""
+"""Accesses internals of Keras's layers: calls, tensor attributes, random numbers of user code, and embedding tables."""
 
 import contextlib
 import contextvars
@@ -30,7 +30,7 @@ def path_of(layer: keras.Layer) -> str:
 
 
 def copy_mask_and_logits(tensor: tf.Tensor, other: tf.Tensor, lay_out: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Copies mask and logits from `other` to a tensor, through `lay_out`."""
+    """Copies the mask and logits of `other` to `tensor` after applying `lay_out` to them; returns `tensor`."""
     mask, logits = mask_and_logits(other)
     set_mask_and_logits(tensor, None if mask is None else lay_out(mask), None if logits is None else lay_out(logits))
     return tensor
@@ -53,7 +53,7 @@ def set_mask_and_logits(tensor: Any, mask: tf.Tensor | None, logits: tf.Tensor |
 
 
 def capture_call_context(layer: keras.Layer) -> Callable[[], contextlib.AbstractContextManager]:
-    """Captures the context of a layer's `call`, such as dtype and training; the result restores it."""
+    """Captures the context of a layer's `call`, such as dtype and training; the returned function restores it."""
     context, dtype = global_state.get_global_attribute("current_call_ctx"), layer.compute_dtype
 
     @contextlib.contextmanager
@@ -70,7 +70,7 @@ def capture_call_context(layer: keras.Layer) -> Callable[[], contextlib.Abstract
 
 
 def wrap_call(layer: keras.Layer, wrap: Callable[[keras.Layer, Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replaces a layer's `call` by `wrap(layer, layer.call)`, by Keras's own mechanism for rematerialization."""
+    """Replaces a layer's `call` with `wrap(layer, layer.call)`, using Keras's own mechanism for rematerialization."""
     layer._remat_mode = remat.RematMode("full", 0, [])
     layer.rematerialized_call = lambda call, *_, **__: wrap(layer, call)
 
@@ -83,10 +83,10 @@ def layers_adding_losses(layer: keras.Layer, losses: Sequence[Any]) -> list[kera
 
 @functools.cache
 def keep_losses_by_replica() -> None:
-    """Stores the losses of layers separately for each replica of this process; has an effect once per process.
+    """Stores the losses of layers separately for each replica of this process; further calls have no effect.
 
-    Each replica has a thread. Otherwise, while a replica communicates in its forward pass, another replica could change its
-    losses.
+    Each replica has a thread. Without this, while a replica communicates in its forward pass, another replica could change
+    its losses.
     """
     for name, make in (("_losses", list), ("_loss_ids", set)):
         setattr(keras.Layer, name, _replica_property(name, make))
@@ -110,11 +110,11 @@ def _replica_property(name: str, make: Callable[[], Any]) -> property:
     return property(value, set_value)
 
 
-is_symbolic_call = in_symbolic_scope  # is true if Keras runs layers only for the shapes and dtypes of their results
+is_symbolic_call = in_symbolic_scope  # returns whether Keras runs layers only to infer shapes and dtypes of results
 
 
 def check_layer_calls(check: Callable[[keras.Layer, Sequence[Any]], None]) -> None:
-    """Makes every outermost call of a layer that computes values call `check` first, in this process."""
+    """Makes every outermost call of a layer in this process call `check` first, unless the call is symbolic."""
     original = keras.Layer.__call__
 
     @functools.wraps(original)
@@ -133,9 +133,9 @@ def lay_out_attention(
     replace_projections: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
     replace_output: Callable[[str, Any], Any],
 ) -> Context:
-    """Context in which inputs, inner tensors and outputs of Keras's attention layers are replaced, to lay them out.
+    """Context in which inputs, inner tensors and outputs of Keras's attention layers are replaced to lay them out.
 
-    The functions take a layer's path. `replace_query` replaces the query, [batch, sequence, embed], also as key and value.
+    The functions take a layer's path. `replace_query` replaces the query, [batch, sequence, embed], also as key or value.
     `replace_projections` takes query, key and value after the projections, [batch, sequence, heads, head_dim], and whether
     there is only a causal mask; it returns their replacements and the mask, [1, queries, keys] bool, or None for Keras's own
     mask. It is not called in subclasses that override `_compute_attention`.
@@ -173,10 +173,10 @@ def lay_out_attention(
 
 
 def keep_product_dims() -> Context:
-    """Context in which Keras does not merge dims for products: DTensor would gather a sharded dim.
+    """Context in which Keras does not merge dims to compute products, because DTensor would gather a sharded dim.
 
-    Otherwise, Keras's `einsum` becomes one matrix product per row of a batch, and the gradient of a weight is communicated for
-    each row before the sum over rows.
+    Without this, Keras's `einsum` becomes one matrix product per row of a batch, and the gradient of a weight is communicated
+    for each row before the sum over rows.
     """
     matmul, einsum = keras_numpy.matmul, keras_numpy.einsum
 
@@ -196,11 +196,11 @@ def keep_product_dims() -> Context:
     return patched((keras_numpy, "matmul", product), (keras_numpy, "einsum", general_einsum))
 
 
-# Random numbers that user code draws in a replica function, by `keras.random` or `tf.random`. TensorFlow seeds an operation by
-# its graph, so processes with the same seed draw the same numbers, and replicas would share Keras's generators outside of a
-# model, which are variables. Inside `random_key_scope`, each replica draws different numbers.
+# Random numbers that user code draws in a replica function with `keras.random` or `tf.random`. TensorFlow seeds an operation by
+# its graph, so processes with the same seed would draw the same numbers. Replicas would share Keras's generators
+# outside of a model, which are variables. Inside `random_key_scope`, each replica draws different numbers.
 
-# Functions that use the graph's seed; common arguments of their stateless equivalents are passed by name.
+# Functions that use the graph's seed; arguments that their stateless equivalents also have are passed by name.
 _STATEFUL = ("normal", "uniform", "truncated_normal", "categorical", "gamma", "poisson")
 _DRAW_FUNCTIONS = (*_STATEFUL, *(f"stateless_{name}" for name in (*_STATEFUL, "binomial")), "shuffle")
 
@@ -245,7 +245,7 @@ class _KeyedSource:
 
 @functools.cache
 def _install_wrappers() -> None:
-    """Wraps the functions, once per process; outside of `random_key_scope` the wrappers have no effect."""
+    """Wraps the functions that draw random numbers, once per process; wrappers act only inside `random_key_scope`."""
     for name in _DRAW_FUNCTIONS:
         if getattr(getattr(tf.random, name), "__module__", "").startswith("tensorflow"):  # not replaced by the program
             setattr(tf.random, name, _wrap_draw(name, getattr(tf.random, name)))
@@ -281,8 +281,8 @@ _SCALED = (
     *(getattr(keras.initializers, f"{a}{b}") for a in ("Glorot", "He", "Lecun") for b in ("Uniform", "Normal")),
 )
 _CONSTANT = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
-_GROUPS = {tf.float32: 4, tf.float64: 2}  # numbers that the generator draws with one value of its counter
-_RESERVED = 64  # values of the counter for a number of a group, where some draws are rejected; times the group's size
+_GROUP_SIZES = {tf.float32: 4, tf.float64: 2}  # count of random numbers from one value of the generator's counter
+_RESERVED = 64  # counter values reserved for each random number if some draws are rejected
 
 
 def is_only_looked_up(layer: keras.Layer) -> bool:
@@ -298,15 +298,15 @@ def is_only_looked_up(layer: keras.Layer) -> bool:
 
 
 def set_lookup(layer: keras.layers.Embedding, lookup: Callable[[Any], tf.Tensor]) -> None:
-    """Makes a layer call `lookup` with its ids instead of reading its table."""
+    """Makes an embedding layer call `lookup` with ids instead of reading its table."""
     layer.__dict__["call"] = lookup  # bypasses Keras's tracking
 
 
 def rows_initializer(variable: keras.Variable) -> Mapping[str, Any] | None:
-    """Returns the JSON argument with which `initial_rows` draws rows of a variable; None if it cannot draw them separately."""
+    """Returns the `initializer` argument of `initial_rows`, for JSON; None if it cannot draw the rows separately."""
     initializer = variable._initializer
     kinds = (*_UNIFORM_OR_NORMAL, *_TRUNCATED, *_SCALED, *_CONSTANT)
-    if type(initializer) not in kinds or tf.as_dtype(variable.dtype) not in _GROUPS:
+    if type(initializer) not in kinds or tf.as_dtype(variable.dtype) not in _GROUP_SIZES:
         return None
     config = initializer.get_config()
     if not isinstance(initializer, _CONSTANT):
@@ -323,13 +323,13 @@ def initial_rows(
 ) -> np.ndarray:
     """Returns rows [begin, end) of the values that an initializer draws for a whole variable, bit for bit.
 
-    The generator is a function of a seed and a counter, which each group of numbers increases by a constant. `initializer` is
+    The generator is a function of a seed and a counter, which each group of values increases by a constant. `initializer` is
     a result of `rows_initializer`, and `begin` a multiple of 4.
     """
     draw = keras.initializers.deserialize(initializer)
-    group = _GROUPS[tf.as_dtype(dtype)]
+    group_size = _GROUP_SIZES[tf.as_dtype(dtype)]
     rejects = isinstance(draw, _TRUNCATED) or getattr(draw, "distribution", "") == "truncated_normal"
-    skipped_count = begin * shape[1] // group * (group * _RESERVED if rejects else 1)
+    skipped_count = begin * shape[1] // group_size * (group_size * _RESERVED if rejects else 1)
     compute_fans = random_initializers.compute_fans
 
     def fans_of_all_rows(_: Any, *axes: Any, **named_axes: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Internals of Keras's models: compiled losses, layers, and metrics, which are compiled or updated by calls."""
+"""Accesses internals of Keras's models: compiled losses, layers, and metrics that are compiled or updated by calls."""
 
 import contextvars
 import functools
@@ -40,11 +40,11 @@ def weights_in_file() -> Context:
 
 _has_one_device_losses: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
 
-_TRUSTED_PACKAGES = ("keras", "tfdist")  # packages whose code is trusted
+_TRUSTED_PACKAGES = ("keras", "tfdist")  # packages whose code is not user-defined
 
 
 def one_device_losses() -> Context:
-    """Context in which losses are not scaled: under tf.distribute, Keras divides means by the number of replicas."""
+    """Context in which losses are not scaled; otherwise, Keras divides means by the number of replicas under tf.distribute."""
     _wrap_scaling()
     keep_losses_by_replica()
     return context_value(_has_one_device_losses, True)
@@ -73,7 +73,7 @@ def build(model: keras.Model, batch: Any) -> None:
 
 
 def check_fits(model: keras.Model, batch: Any) -> None:
-    """Calls a built model and its losses symbolically; Keras raises an error if the batch, as in `build`, does not fit."""
+    """Calls a built model and its losses symbolically; Keras raises an error if `batch` (see `build`) does not fit."""
     symbolic = keras.tree.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), batch)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(symbolic)
     outputs = compute_output_spec(model, x, training=False)
@@ -84,7 +84,7 @@ def check_fits(model: keras.Model, batch: Any) -> None:
 class FlatLoss(NamedTuple):
     """A compiled loss."""
 
-    path: tuple[Any, ...]  # of its output in the structure of outputs
+    path: tuple[Any, ...]  # path of its output in the structure of the model's outputs
     loss: keras.Loss
     weight: float | None
 
@@ -102,7 +102,7 @@ def is_overridden(model: keras.Model, name: str) -> bool:
 
 
 def is_user_defined(part: Any) -> bool:
-    """Returns whether a layer, function or object belongs to neither Keras nor tfdist."""
+    """Returns whether a layer, function or other object is defined neither by Keras nor by tfdist."""
     if isinstance(part, keras.layers.Lambda):
         return True  # it calls a user's function
     kind = part if hasattr(part, "__name__") else type(part)
@@ -110,7 +110,7 @@ def is_user_defined(part: Any) -> bool:
 
 
 def depends_on_training(model: keras.Model) -> bool:
-    """Returns whether a model may combine other rows in training than in inference: by a user's layer or an augmentation."""
+    """Returns whether a model may combine rows differently in training than in inference: in user-defined or image layers."""
     layers = model._flatten_layers()
     return any(is_user_defined(layer) or ".image_preprocessing." in type(layer).__module__ for layer in layers)
 
@@ -127,9 +127,9 @@ def wrapped_function(part: Any) -> Any:
 
 
 def loss_form(loss: Any) -> tuple[str, dict[str, Any]]:
-    """Returns the name and the explicit arguments of a loss of Keras; an empty name for other losses.
+    """Returns the name and the explicit arguments of a Keras loss; an empty name for other losses.
 
-    The loss is an object, a function, or a name that Keras resolves independently of the shapes of labels.
+    `loss` is an object, a function, or a name that Keras resolves independently of the shapes of labels.
     """
     function = getattr(keras.losses, loss, None) if isinstance(loss, str) else wrapped_function(loss)
     if not getattr(function, "__module__", "").startswith("keras."):
@@ -156,7 +156,7 @@ def user_losses(model: keras.Model) -> list[Any]:
 
 
 def build_losses(model: keras.Model, y_true: Any, y_pred: Any) -> None:
-    """Builds the compiled losses for the model's outputs, as Keras does at their first use."""
+    """Builds the compiled losses for the model's outputs, as Keras does when they are first used."""
     if model._compile_loss is not None and not model._compile_loss.built:
         model._compile_loss.build(y_true, y_pred)
 
@@ -178,7 +178,7 @@ def match_structures(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any,
 
 
 def loss_values(loss: keras.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns the values of a loss before its reduction, as in `Loss.__call__`, and the mask to apply."""
+    """Returns the values of a loss before its reduction, as in `Loss.__call__`, and the mask to apply; None without one."""
     if type(loss).__call__ is not keras.Loss.__call__:
         raise InputError(
             f"A loss must define `call`, so that it can be reduced over replicas. Received: {type(loss).__name__}, which "
@@ -208,7 +208,7 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
 
 
 def has_shapes(layer: keras.Layer) -> bool:
-    """Returns whether `input` and `output` of a layer are defined: it is called exactly once in a symbolic model."""
+    """Returns whether `input` and `output` of a layer are defined: the layer was called symbolically exactly once."""
     return len(layer._inbound_nodes) == 1
 
 
@@ -218,13 +218,13 @@ def embeddings(model: keras.Model) -> list[keras.Variable]:
 
 
 def embeddings_without_copy(model: keras.Model, kind: type) -> list[keras.layers.Embedding]:
-    """Returns the embedding layers whose table has no value yet, or a value of the type `kind`."""
+    """Returns the embedding layers whose table either has no value yet or has a value of the type `kind`."""
     layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
     return [layer for layer in layers if isinstance(layer._embeddings._value, kind | None)]
 
 
 def kernel_of(layer: keras.Layer) -> keras.Variable:
-    """Returns the variable of a dense kernel or embedding table, without the LoRA term of the public property."""
+    """Returns the variable of a kernel or embedding table, without the LoRA term that the public property adds."""
     return layer._embeddings if isinstance(layer, keras.layers.Embedding) else layer._kernel
 
 
@@ -244,19 +244,19 @@ def losses_by_layer(model: keras.Model) -> dict[str, list[tf.Tensor]]:
 
 
 def pop_data_losses(layer: keras.Layer) -> list[tf.Tensor]:
-    """Returns the losses of `data_losses` and removes them, as Keras does in a call of an outermost layer."""
+    """Returns the losses of `data_losses` and removes them, as Keras does when an outermost layer is called."""
     losses = data_losses(layer)
     layer._clear_losses()
     return losses
 
 
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
-    """Returns the metrics of a compiled and built model, compiled or updated by its calls, without loss trackers."""
+    """Returns the metrics of a compiled and built model, whether compiled or updated by calls, except loss trackers."""
     return [metric for _, metric in named_metrics(model)]
 
 
 def named_metrics(model: keras.Model) -> list[tuple[str, keras.Metric]]:
-    """Returns `metrics_of`, by their names in logs."""
+    """Returns the metrics of `metrics_of` with their names in logs."""
     return [*((metric.name, metric) for metric in compiled_metrics(model)), *metrics_updated_by_calls(model)]
 
 
@@ -285,9 +285,9 @@ def metrics_of_layers(model: keras.Model) -> list[keras.Variable]:
 
 
 def metrics_updated_by_calls(model: keras.Model) -> list[tuple[str, keras.Metric]]:
-    """Returns the metrics that calls of the model and of layers update, by their names in logs.
+    """Returns the metrics that calls of the model and of layers update, with their names in logs.
 
-    The model may override its property `metrics`; the model's metrics are those that were not added by Keras or a layer.
+    Because a model may override `metrics`, its own metrics are those that neither Keras nor a layer has added.
     """
     layer_metrics = [(f"{layer.name}_{metric.name}", metric) for layer in layers_of(model) for metric in layer._metrics]
     compile_metrics = [*loss_means(model), model._compile_metrics, *compiled_metrics(model)]
@@ -304,8 +304,8 @@ def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: 
 def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float]:
     """Returns the results of metrics by name in logs, given values of `metric_variables`.
 
-    The metrics of a layer have its name as a prefix. An element of a vector has the metric's name and its index. A result with
-    more dims raises `InputError`.
+    Names of a layer's metrics are prefixed with the layer's name. Names of the elements of a vector are suffixed with their
+    indices. A result of a higher rank raises `InputError`.
     """
     results: dict[str, Any] = {}
     with keras.StatelessScope(state_mapping=list(zip(metric_variables(model), values, strict=True))):
@@ -315,8 +315,8 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float
         for full_name, metric in metrics_updated_by_calls(model):
             prefix = full_name.removesuffix(metric.name)
             results |= {f"{prefix}{name}": value for name, value in by_name(metric.name, metric.result()).items()}
-        # In the scope, because a result may be a variable.
-        return {name: value for key, result in results.items() for name, value in _numbers(key, np.asarray(result))}
+        # Converted inside the scope, because a result may be a variable.
+        return {name: value for key, result in results.items() for name, value in _scalars(key, np.asarray(result))}
 
 
 def by_name(name: str, result: Any) -> dict[str, Any]:
@@ -324,8 +324,8 @@ def by_name(name: str, result: Any) -> dict[str, Any]:
     return result if isinstance(result, dict) else {name: result}
 
 
-def _numbers(name: str, result: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a metric's result with their names in logs."""
+def _scalars(name: str, result: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yields the elements of a metric's result with their names in logs."""
     if result.size == 1:
         yield name, float(result.item())
         return

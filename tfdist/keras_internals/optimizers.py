@@ -1,4 +1,4 @@
-"""Internals of Keras's optimizers: updates, variables and learning rates."""
+"""Accesses internals of Keras's optimizers: updates, variables and learning rates."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from tfdist.keras_internals.variables import UninitializedVariable, deferred_cre
 
 
 def disable_gradient_aggregation(optimizer: keras.Optimizer) -> None:
-    """Disables the sum of gradients over replicas in `apply`, for which Keras 3 has no public option."""
+    """Disables the summation of gradients over replicas in `apply`; Keras 3 has no public option for this."""
     optimizer._all_reduce_sum_gradients = list
 
 
@@ -26,7 +26,7 @@ def classes_overriding_apply(kind: type[keras.Optimizer]) -> list[Any]:
 
 
 def last_learning_rate(optimizer: keras.Optimizer) -> float:
-    """Returns the learning rate of the last update."""
+    """Returns the learning rate used in the last update."""
     schedule = scheduled_learning_rate(optimizer)
     if schedule is None:
         return float(tf.convert_to_tensor(optimizer.learning_rate))
@@ -40,7 +40,7 @@ def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
 
 
 def scheduled_learning_rate(optimizer: keras.Optimizer) -> keras.optimizers.schedules.LearningRateSchedule | None:
-    """Returns the schedule of the learning rate; None without one."""
+    """Returns the learning rate schedule; None if the learning rate is not a schedule."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
@@ -63,10 +63,10 @@ def scale_learning_rate(optimizer: keras.Optimizer, factor: float) -> Context:
 
 
 class _ScheduledNumber:
-    """A number of an optimizer, such as its momentum, whose value at each update comes from a schedule.
+    """A hyperparameter of an optimizer, such as its momentum, whose value at each update comes from a schedule.
 
-    Every replica evaluates it in its update. Keras compares it with 0 to see whether there is a momentum, which is not
-    possible with a symbolic tensor.
+    Every replica evaluates it in its update. It is not a symbolic tensor, because Keras compares the momentum with 0 in
+    Python.
     """
 
     def __init__(self, value: Callable[[], tf.Tensor]):
@@ -94,8 +94,8 @@ class _ScheduledNumber:
 def scheduled_momentum(optimizer: keras.Optimizer, update: tf.Tensor | None = None) -> Context:
     """Context in which updates are traced with the momentum of the optimizer's schedule, if it changes the momentum.
 
-    It replaces `momentum` if that is not 0, else `beta_1`, as in PyTorch. Enter it once around all replicas. `update` replaces
-    the optimizer's number of updates.
+    The context replaces `momentum` if that is not 0, otherwise `beta_1`, as in PyTorch. Enter it once around all replicas.
+    `update` replaces `optimizer.iterations`.
     """
     schedule: Any = scheduled_learning_rate(optimizer)
     name = "momentum" if getattr(optimizer, "momentum", 0) else "beta_1"
@@ -106,7 +106,7 @@ def scheduled_momentum(optimizer: keras.Optimizer, update: tf.Tensor | None = No
 
 
 def trained_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """Returns the variables that an optimizer updates, in its order."""
+    """Returns the variables that an optimizer updates, in the optimizer's order."""
     return list(optimizer._trainable_variables)
 
 
@@ -116,7 +116,7 @@ def key_of(variable: keras.Variable) -> str:
 
 
 def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy, keys: Mapping[str, str]) -> None:
-    """Updates an optimizer after variables have been recreated in the scope of `engine`; `keys` are new keys by old keys."""
+    """Updates an optimizer after variables have been recreated in the scope of `engine`; `keys` maps old keys to new keys."""
     optimizer._distribution_strategy = engine
     optimizer._trainable_variables_indices = {
         keys.get(key, key): index for key, index in optimizer._trainable_variables_indices.items()
@@ -134,14 +134,14 @@ def updating_one_device(*optimizers: keras.Optimizer) -> Context:
 
 
 def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """Returns a built optimizer's momentum variables that sum learning rates times gradients; by default, none."""
+    """Returns a built optimizer's momentum variables that accumulate learning rates times gradients; empty if it has none."""
     attributes = {keras.optimizers.RMSprop: "_momentums", keras.optimizers.SGD: "momentums"}
     names = [name for kind, name in attributes.items() if isinstance(optimizer, kind)]
     return [slot for name in names for slot in getattr(optimizer, name, []) if slot is not None]
 
 
 def weight_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Returns pairs of a variable and its moving average in a built optimizer; empty without `use_ema`."""
+    """Returns pairs of a variable and its moving average in a built optimizer; empty if `use_ema` is False."""
     if not optimizer.use_ema:
         return []
     pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
@@ -149,7 +149,7 @@ def weight_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, ke
 
 
 def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """Returns the optimizer's variables for abstract variables, without computing anything."""
+    """Returns the variables that an optimizer would create for abstract variables, without computing their values."""
     abstract_model: list[UninitializedVariable] = []
     with tf.Graph().as_default(), deferred_creation(abstract_model, abstract_model.append):
         tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # deferred_creation restores it on exit
@@ -225,7 +225,7 @@ def begins_at_weights(optimizer: keras.Optimizer) -> bool:
 def initial_slot_values(optimizer: keras.Optimizer) -> list[float] | None:
     """Returns the constant initial value of each of a built optimizer's `slots`.
 
-    None if an initial value is not constant, or unknown because a user-defined optimizer has made updates.
+    Returns None if an initial value is not constant, or is unknown because a user-defined optimizer has made updates.
     """
     if begins_at_weights(optimizer):
         return None
@@ -240,22 +240,22 @@ def initial_slot_values(optimizer: keras.Optimizer) -> list[float] | None:
 
 
 def _constant_values(variables: Sequence[keras.Variable]) -> list[float] | None:
-    """Returns the values of constant variables; None if a variable is not constant."""
+    """Returns the value of each variable whose elements are all equal; None if the elements of a variable differ."""
     tensors = [tf.convert_to_tensor(variable.value) for variable in variables]
     minima = [float(tf.reduce_min(tensor)) for tensor in tensors]
     return minima if minima == [float(tf.reduce_max(tensor)) for tensor in tensors] else None
 
 
 class _ObservedList(list):
-    """A list of variables that reports the index of each loop over it, to attribute the state created in the loop body."""
+    """A list of variables that reports the current index of a loop over it, to attribute the state created in the loop."""
 
     def __init__(self, variables: Sequence[keras.Variable], on_index: Callable[[int | None], None]):
         super().__init__(variables)
         self._on_index = on_index
 
     def __iter__(self) -> Iterator[Any]:
-        for number, variable in enumerate(super().__iter__()):
-            self._on_index(number)
+        for index, variable in enumerate(super().__iter__()):
+            self._on_index(index)
             yield variable
         self._on_index(None)
 
@@ -263,23 +263,23 @@ class _ObservedList(list):
 def build_partially(
     optimizer: keras.Optimizer, variables: Sequence[keras.Variable], selected: Collection[int]
 ) -> dict[int, int]:
-    """Builds an optimizer for variables, but gives values only to the state of those whose numbers are `selected`.
+    """Builds an optimizer for variables, but initializes only the state of variables whose indices are in `selected`.
 
     The optimizer's variables have the same names, shapes and order as after a complete build. State that belongs to no
-    variable also gets a value. Call it outside of the scope of tf.distribute, because the variables belong to this process.
-    Returns the number of the trained variable, by `id` of the optimizer's variable that belongs to it.
+    variable is also initialized. Call this outside of scopes of tf.distribute, because the variables belong to this process.
+    Returns the index of the trained variable to which each of the optimizer's variables belongs, by the latter's `id`.
     """
     kind = keras.Variable
     current: list[int | None] = [None]
-    owner_numbers: dict[int, int] = {}
+    owner_indices: dict[int, int] = {}
     initialize = kind._initialize_with_initializer
 
-    def on_index(number: int | None) -> None:
-        current[0] = number
+    def on_index(index: int | None) -> None:
+        current[0] = index
 
     def initialize_selected(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         if current[0] is not None:
-            owner_numbers[id(variable)] = current[0]
+            owner_indices[id(variable)] = current[0]
         if current[0] is None or current[0] in selected:
             initialize(variable, initializer)
         else:
@@ -287,19 +287,19 @@ def build_partially(
 
     with patched((kind, "_initialize_with_initializer", initialize_selected)), updating_one_device(optimizer):
         optimizer.build(_ObservedList(variables, on_index))
-    return owner_numbers
+    return owner_indices
 
 
 def slot_owners(
     optimizer: keras.Optimizer, variables: Sequence[keras.Variable], selected: Collection[int]
 ) -> list[int | None]:
-    """Returns the number of the trained variable to which each of an optimizer's variables belongs, or None.
+    """Returns, for each of an optimizer's variables, the index of the trained variable to which it belongs, or None.
 
     Builds the optimizer if it is not built; see `build_partially`.
     """
     twin = type(optimizer).from_config(optimizer.get_config()) if optimizer.built else optimizer
-    owner_numbers = build_partially(twin, variables, () if optimizer.built else selected)
-    return [owner_numbers.get(id(variable)) for variable in twin.variables]
+    owner_indices = build_partially(twin, variables, () if optimizer.built else selected)
+    return [owner_indices.get(id(variable)) for variable in twin.variables]
 
 
 def variable_at(path: str, value: np.ndarray) -> keras.Variable:
@@ -312,7 +312,7 @@ def variable_at(path: str, value: np.ndarray) -> keras.Variable:
 
 
 def values_replaced(variables: Sequence[keras.Variable], values: Sequence[tf.Variable]) -> Context:
-    """Context in which variables have other TensorFlow variables, of any shapes."""
+    """Context in which Keras variables stand for other TensorFlow variables, of any shapes."""
     return patched(*((variable, "_value", value) for variable, value in zip(variables, values, strict=True)))
 
 

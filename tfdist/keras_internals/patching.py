@@ -1,4 +1,4 @@
-"""Temporary replacement of attributes of objects, classes and modules, and of values of context variables."""
+"""Replaces attributes of objects, classes and modules, and values of context variables, temporarily."""
 
 import contextlib
 import contextvars
@@ -12,9 +12,9 @@ _INHERITED = object()
 
 @contextlib.contextmanager
 def patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
-    """Context that replaces attributes temporarily; on exit, an attribute that was inherited is deleted again.
+    """Context that replaces attributes temporarily; on exit, the replacement of an inherited attribute is deleted.
 
-    Each of the `patches` is an object, class or module, the name of its attribute, and the value inside the context.
+    Each patch consists of an object, class or module, the name of its attribute, and the value inside the context.
     """
     originals = [vars(target).get(name, _INHERITED) for target, name, _ in patches]
     try:
@@ -31,7 +31,7 @@ def patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def context_value(variable: contextvars.ContextVar[Value], value: Value) -> Iterator[None]:
-    """Context in which a context variable has a value."""
+    """Context in which a context variable has the given value."""
     token = variable.set(value)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Internals of TensorFlow: servers, iterators, graphs."""
+"""Accesses internals of TensorFlow: servers, iterators, and graphs."""
 
 import contextlib
 import functools
@@ -19,19 +19,19 @@ from tensorflow.python.types import core
 
 from tfdist.keras_internals.patching import Context, patched
 
-# AutoGraph converts functions of users, but not those of tfdist, which do not need it. It parses and rewrites the source of
+# AutoGraph converts users' functions, but not those of tfdist, which do not need it. It parses and rewrites the source of
 # every function that it calls, which took a third of the CPU time of a short run.
 
 _PACKAGE = __name__.partition(".")[0]
 
 
-# Excludes a function of tfdist for `tf.data`, and functions that it calls, from AutoGraph. It must call functions of users
-# through `with_autograph`.
+# Excludes a function of tfdist for `tf.data`, and functions that it calls, from AutoGraph. The function must call users'
+# functions through `with_autograph`.
 without_autograph = tf.autograph.experimental.do_not_convert
 
 
 def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Converts a user's function by AutoGraph, as `tf.data` does; returns a function of tfdist unchanged."""
+    """Converts a user's function with AutoGraph, as `tf.data` does; returns a function of tfdist unchanged."""
     if tf.executing_eagerly() or _is_tfdist_function(function):
         return function
     status = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
@@ -48,8 +48,8 @@ def limit_start_of_workers(workers: int, seconds: float) -> None:
     """Limits how long the TensorFlow servers of a job wait for each other; call it before this process's server starts.
 
     By default `MultiWorkerMirroredStrategy` waits forever for a process that died before its server was up, in a call that
-    holds the GIL and handles no signals. With a limit, it raises `DeadlineExceededError`: `seconds` after the start of this
-    server, all must be up. Task 0 of the job `worker` coordinates them.
+    holds the GIL and handles no signals. With a limit, it raises `DeadlineExceededError` unless all servers are up
+    `seconds` after the start of this server. Task 0 of the job `worker` coordinates them.
     """
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -90,7 +90,7 @@ def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStr
 
 
 def untuned_device_iterators() -> Context:
-    """Context in which new iterators over distributed data sets can be destroyed without delay.
+    """Context in which the destructors of new iterators over distributed data sets do not wait.
 
     tf.distribute creates a data set on each device, with a thread that tunes its buffer of one element and sleeps for up to a
     minute; the destructor of the iterator waits for it. These data sets have no public options.
@@ -117,7 +117,7 @@ def is_computed_from(values: Any, tensors: Collection[int]) -> bool:
 
 @contextlib.contextmanager
 def outside_functions() -> Iterator[None]:
-    """Context like `tf.init_scope`, in which gradient tapes record."""
+    """Same as `tf.init_scope`, except that gradient tapes record in the context."""
     with tf.init_scope():
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
         try:
@@ -131,8 +131,8 @@ def trace_inside(
 ) -> tuple[Any, list[Any], list[tf.Tensor]]:
     """Traces a function that uses tensors of the graph that is being built, such as a backward pass.
 
-    Returns the concrete function, for `call_with_captures`; its captures, with None for a tensor of the graph, otherwise a
-    tensor or resource from outside of the graph; and the captured tensors of the graph, in the same order.
+    Returns the concrete function, for `call_with_captures`; its captures, with None in place of each tensor of the graph; and
+    the captured tensors of the graph, in the same order.
     """
 
     def call_with_constants(*arguments: tf.Tensor) -> Any:
@@ -147,7 +147,7 @@ def trace_inside(
 
 
 def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: Sequence[Any]) -> list[tf.Tensor]:
-    """Calls a concrete function with other values of its captures."""
+    """Calls a concrete function with other values for its captures."""
     return list(function._call_flat(list(arguments), list(captures)))
 
 
@@ -186,7 +186,7 @@ def _replace_captures(replace: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[Non
 
 @contextlib.contextmanager
 def outside_scopes() -> Iterator[None]:
-    """Context outside of all scopes of tf.distribute and of the caller's variable creators.
+    """Context outside of all tf.distribute scopes and without the caller's variable creators.
 
     Variables that Keras and callbacks create here, such as those of the temporary optimizer in Keras's first save, belong only
     to this process.
@@ -209,7 +209,7 @@ def enable_float_conversion() -> None:
             setattr(values.DistributedVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
 
 
-_inlining_threads = [0]  # number of replica threads in `inline_functions`
+_inlining_threads = [0]  # number of replica threads inside `inline_functions`
 
 
 @contextlib.contextmanager
@@ -238,7 +238,7 @@ def is_in_current_function(tensor: tf.Tensor) -> bool:
 
 
 def is_in_keras_function() -> bool:
-    """Returns whether a function of Keras's `fit`, `evaluate` or `predict` is being traced, by its name."""
+    """Returns whether a function of Keras's `fit`, `evaluate` or `predict` is being traced, recognized by its name."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None and "_step_on_" not in getattr(graph, "name", ""):
         graph = getattr(graph, "outer_graph", None)
@@ -272,7 +272,7 @@ def _without_memory_optimizer(executor_type: str | None, serialized: bytes) -> c
 
 
 def wait_for_devices() -> None:
-    """Blocks until all devices have finished, while other Python threads run: fetching from DTensor holds the GIL."""
+    """Blocks until all devices have finished, but lets other Python threads run; fetching from DTensor would hold the GIL."""
     context.context().sync_executors()
 
 
@@ -294,9 +294,9 @@ def add_functions(source: tf.Graph) -> None:
 
 
 def always_run(tensor: tf.Tensor) -> tf.Tensor:
-    """Makes a function always run the operation of a tensor.
+    """Ensures that the function being traced always runs the operation of a tensor; returns the tensor.
 
-    TensorFlow does so for most operations with side effects, but not for random numbers and broadcasts.
+    TensorFlow ensures this for most operations with side effects, but not for random numbers and broadcasts.
     """
     graph = tf.compat.v1.get_default_graph()
     if not tf.executing_eagerly() and hasattr(graph, "control_outputs"):

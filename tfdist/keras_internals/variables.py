@@ -1,4 +1,4 @@
-"""Internals of Keras's variables: their creation, their values, and attributes attached to them."""
+"""Accesses internals of Keras's variables: their creation, their values, and attributes attached to them."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ from tfdist.keras_internals.patching import Context, patched
 
 
 class UninitializedVariable(NamedTuple):
-    """A variable with an initializer and no value yet."""
+    """A variable that has an initializer but no value yet."""
 
     variable: keras.Variable
     owners: list[Any]  # the layers in whose methods it was created, innermost last
@@ -56,7 +56,7 @@ def deferred_creation(
         register(variable)
 
     def key_of(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
-        for i, uninitialized in enumerate(abstract_model):  # the optimizer needs the initialized variable
+        for i, uninitialized in enumerate(abstract_model):  # the optimizer needs an initialized variable
             if uninitialized.variable is variable:
                 create(abstract_model.pop(i))
                 break
@@ -82,7 +82,7 @@ def initialize(variable: keras.Variable) -> None:
 
 
 def record_name_scope(variable: keras.Variable) -> None:
-    """Records the current name scope for the TensorFlow variable, whose name optimizers use."""
+    """Records the current name scope for the TensorFlow variable to be created, whose name optimizers use."""
     variable._name_scope = tf.get_current_name_scope()
 
 
@@ -96,7 +96,7 @@ def states_of_generators() -> tuple[Any, ...]:
     """Returns the states of the global random number generators, as comparable values."""
     generator = global_state.get_global_attribute("global_seed_generator")
     keras_state = None if generator is None else tuple(generator.state.numpy().tolist())
-    tensorflow_state = getattr(context.context(), "_rng", None)  # exists with a global seed
+    tensorflow_state = getattr(context.context(), "_rng", None)  # exists if a global seed is set
     return (
         random.getstate(),
         repr(np.random.get_state(legacy=False)["state"]),
@@ -126,15 +126,15 @@ def create_variables_with(create: Callable[[keras.Variable, Any], tf.Variable]) 
 
 
 def owners_of_variables(model: keras.Model) -> dict[int, list[keras.Layer]]:
-    """Returns the layers that contain each variable, innermost last, by the variable's id."""
+    """Returns the layers that contain each trainable variable, innermost last, by the variable's id."""
     owners_by_id: dict[int, list[keras.Layer]] = {}
 
     def visit(layer: keras.Layer, outer_layers: list[keras.Layer]) -> None:
         owners = [*outer_layers, layer]
         for variable in layer._trainable_variables:
             owners_by_id.setdefault(id(variable), owners)
-        for inner in layer._layers:
-            visit(inner, owners)
+        for sublayer in layer._layers:
+            visit(sublayer, owners)
 
     visit(model, [])
     return owners_by_id
@@ -155,7 +155,7 @@ def user_layer_state(model: keras.Model) -> list[keras.Variable]:
 
 
 def spectral_norm_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the weights that SpectralNormalization normalizes in training, and its power iteration vectors."""
+    """Returns the kernels that `SpectralNormalization` layers normalize in training, and their power iteration vectors."""
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.SpectralNormalization)]
     variables = [variable for layer in layers if layer.built for variable in (layer.kernel, layer.vector_u)]
     return list({id(variable): variable for variable in variables}.values())
@@ -175,9 +175,9 @@ def watch_copies(copies: Sequence[tf.Variable]) -> None:
 
 
 def read_first_copy_outside(variable: keras.Variable) -> None:
-    """Makes reads of a metric's mirrored variable outside of replica functions return its first local copy.
+    """Makes reads of a metric's variable outside of replica functions return its first local copy.
 
-    tf.distribute would sum the copies of all processes, and wait for processes that do not read it.
+    tf.distribute would sum the copies of all processes, and wait for processes that do not read the variable.
     """
     value = variable._value
     if isinstance(value, values.SyncOnReadVariable):
@@ -185,7 +185,7 @@ def read_first_copy_outside(variable: keras.Variable) -> None:
 
 
 def assign_own_copies(variable: keras.Variable) -> None:
-    """Makes each replica assign its own copy of a mirrored variable, ignoring `aggregation`.
+    """Makes each replica assign only its own copy of a mirrored variable, regardless of `aggregation`.
 
     tf.distribute would assign the sum, the first or the unweighted mean of the replicas' values.
     """
@@ -213,7 +213,7 @@ def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Seq
 def own_copies(variables: Sequence[keras.Variable]) -> Context:
     """Context, inside a replica function, in which variables of tf.distribute stand for this replica's copies.
 
-    Do not call collectives in it: the replicas of a process enter it in turn, because they share Keras's variables.
+    Do not call collectives inside it: a process's replicas enter it one after another, as they share Keras's variables.
     """
     distributed = [variable for variable in variables if isinstance(variable._value, values.DistributedVariable)]
     return patched(*((variable, "_value", variable._value._get()) for variable in distributed))
@@ -227,7 +227,7 @@ def value_of(variable: keras.Variable) -> Any:
 class RecordedScope(keras.StatelessScope):
     """A stateless scope that records assignments and collects the losses added by layers.
 
-    In nested scopes, a variable without a value in the inner scope has the value of the outer scope.
+    In nested scopes, a variable without a value in the inner scope has its value in the outer scope.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class RecordedScope(keras.StatelessScope):
         sources: Iterable[tuple[keras.Variable, Any]] = (),
         read: Callable[[keras.Variable], Any] = lambda variable: None,
     ):
-        """Initializes the scope without entering it; `state_mapping` are the values of variables inside.
+        """Initializes the scope without entering it; `state_mapping` has pairs of a variable and its value in the scope.
 
         `sources` are tensors from which these values are computed, if they differ. `read` returns the value of any other
         variable; None for its own value.
@@ -261,12 +261,12 @@ class RecordedScope(keras.StatelessScope):
 
     @property
     def assignments(self) -> list[tuple[keras.Variable, Any]]:
-        """(variable, latest value) of each variable assigned inside, in the order of first assignment."""
+        """Pairs of each variable that was assigned in the scope and its latest value, in the order of first assignment."""
         return list(self._updates.values())
 
 
 def source_value(variable: keras.Variable) -> tf.Tensor:
-    """Returns the source of a variable's value in the innermost `RecordedScope`, or its value without a source."""
+    """Returns the source of a variable's value in the innermost `RecordedScope`, or the value if it has no source."""
     scope = get_stateless_scope()
     if isinstance(scope, RecordedScope) and id(variable) in scope.sources:
         return scope.sources[id(variable)]
@@ -280,12 +280,12 @@ def uncast_value(variable: keras.Variable) -> tf.Tensor:
 
 
 def bytes_of(variable: keras.Variable) -> int:
-    """Returns the size of a full variable in bytes."""
+    """Returns the size in bytes of a variable that is not sharded."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def layout_of(variable: keras.Variable) -> Any:
-    """Returns the layout from `set_layout`; an optimizer's variable has the layout of its model variable."""
+    """Returns the layout set by `set_layout`; an optimizer's variable has the layout of its model variable."""
     return variable._layout
 
 
@@ -344,14 +344,14 @@ def without_call_context(error: Exception) -> Exception:
 def reject_training(message: str) -> None:
     """Makes Keras's own training raise `InputError` if a weight from `deferred_weights` has no value.
 
-    The message has `{path}` for the path of the weight.
+    `{path}` in `message` is replaced with the path of the weight.
     """
     make_function = keras.Model.make_train_function
 
     @functools.wraps(make_function)
     def checked_make(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         for variable in self.trainable_variables:
-            if variable._value is None and "_direct_assign" in vars(variable):  # it is deferred
+            if variable._value is None and "_direct_assign" in vars(variable):  # created by `deferred_weights`
                 raise InputError(message.format(path=variable.path))
         return make_function(self, *args, **kwargs)
 
@@ -373,5 +373,5 @@ def reject_reads(variables: Sequence[keras.Variable], message: str) -> None:
 
 
 def replace_reads(variables: Sequence[keras.Variable], read: Callable[[keras.Variable], Any]) -> Context:
-    """Context in which a read of a variable without a value returns the result of `read`."""
+    """Context in which reading a variable without a value returns the result of `read`."""
     return patched(*((v, "_initializer", lambda *_, variable=v, **__: read(variable)) for v in variables))

@@ -1,4 +1,4 @@
-"""Labels that are declared for a tensor, instead of being derived from its operations."""
+"""Declares labels of tensors, instead of deriving them from operations."""
 
 import contextlib
 import contextvars
@@ -28,8 +28,8 @@ from tfdist.row_semantics.values import (
 
 Declaration = Callable[..., Value]  # (value of each input) -> value of the tensor
 RowsTo = Literal["rows", "sum", "mean", "replicated"]
-GRAPH = "row_labels"  # name of the graph in which code is labelled
-_COLLECTION = "declared_row_labels"  # of a graph: (tensor, declaration, inputs)
+GRAPH = "row_labels"  # name of the graph in which code is labeled
+_COLLECTION = "declared_row_labels"  # collection in a graph of (tensor, declaration, inputs)
 
 
 def declare(tensor: tf.Tensor, declaration: Declaration, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -55,8 +55,8 @@ def row_wise(
 
     Args:
       function: takes tensors with the rows along their first axis, and returns such a tensor.
-      result: returns the value of the result; rows by default.
-      row_gradient: converts the gradient with respect to the result to the gradient with respect to each row's part of it.
+      result: returns the static value of the result, given those of the inputs; rows by default.
+      row_gradient: converts the static value of the gradient of the result to that of the gradient of each row's part.
     """
     result = result or _rows_value
 
@@ -91,7 +91,7 @@ def row_wise(
 
 
 def register(*, rows_to: RowsTo) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declares what a function computes from rows, for `tf.py_function` or a custom operation, where it cannot be derived.
+    """Declares what a function computes from rows, where it cannot be derived: in `tf.py_function` or a custom operation.
 
     Keras's `fit` and `tfdist.Trainer` rely on the declaration. `tfdist verify` checks it on the first batch: it compares the
     result for all rows with the results for two parts of them.
@@ -152,9 +152,9 @@ def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int
     if result.shape != expected.shape or np.linalg.norm(result - expected) > tolerance * np.linalg.norm(expected):
         a, b, c, d = (np.array2string(value, threshold=4, edgeitems=1) for value in (expected, first, second, result))
         raise InputError(
-            f'A function must be what it is registered as. Received: {function.func.__name__}, rows_to="{rows_to}", which '
-            f"returns {a} for {rows} rows, but {b} and {c} for {cut} and {rows - cut} of them, which make {d}. Register "
-            "what it is, or leave it out: every replica then computes all rows."
+            f'A function must match its registration. Received: {function.func.__name__}, rows_to="{rows_to}", which '
+            f"returns {a} for {rows} rows, but {b} and {c} for {cut} and {rows - cut} of them, which make {d}. Correct "
+            "`rows_to`, or remove the registration: every replica then computes all rows."
         )
 
 
@@ -170,13 +170,13 @@ def _sum_value(power: int, *values: Value) -> Value:
 
 
 def _gradient_of_row(power: int, upstream: Value) -> Value:
-    """Returns the gradient with respect to each row's summand, given the gradient of the sum times COUNT^power."""
+    """Returns the gradient with respect to each summand, given the gradient with respect to the sum times COUNT^power."""
     label = times_count(upstream.label, power)
     return Value(Rows(0, COUNT, label.power) if isinstance(label, Replicated) else ALL_ROWS)
 
 
 def _rows_like(*values: Value) -> Value:
-    """Returns rows like those of the inputs, which must all be rows or replicated."""
+    """Returns rows like those of the inputs, each of which must be rows or replicated."""
     row_labels = [value.label for value in values if isinstance(value.label, Rows)]
     other_labels = {value.label for value in values if not isinstance(value.label, Rows)}
     if not all(isinstance(label, Replicated) and not label.power for label in other_labels):
@@ -196,7 +196,7 @@ def _sum_of_rows(value: Value) -> Value:
 
 
 def all_rows_of(rows: tf.Tensor, name: str, weight: tf.Tensor | None) -> tf.Tensor:
-    """Labels `rows`, [rows, ...], as gathered from all replicas by the call `name`, with the corresponding gradient.
+    """Labels `rows`, [rows, ...], and their gradient as if the call `name` had gathered them from all replicas.
 
     `weight` is the weight of the replica's loss, applied after differentiation; None for 1.
     """
@@ -220,14 +220,14 @@ def _gather_value(value: Value) -> Value:
 
 
 def _local_rows_of_sum(value: Value) -> Value:
-    """Returns the local rows of a sum over replicas for all rows."""
+    """Returns this replica's rows of a tensor that has all rows and is summed over replicas."""
     if is_zero(value.label):
         return Value(Rows(0, COUNT, None))
     return Value(Rows(0, COUNT) if sum_power(value.label) == 0 else ALL_ROWS)
 
 
 def declare_sum(tensor: tf.Tensor) -> tf.Tensor:
-    """Labels a tensor as summed over replicas, without a gradient."""
+    """Labels a tensor as summed over replicas; it has no gradient."""
 
     def declaration(value: Value) -> Value:
         label = REPLICATED if sum_power(value.label) == 0 else ALL_ROWS

@@ -1,4 +1,4 @@
-"""Explanations of labels: their meaning, the line of user code that caused them, and their effect on a step."""
+"""Explains labels: their meaning, the line of user code that caused them, and their effect on a step."""
 
 import contextlib
 import contextvars
@@ -36,7 +36,7 @@ _COMBINATIONS = {"mean": "averaged", "sum": "summed", "same": "the same", "rows"
 
 
 class LabelledValue(NamedTuple):
-    """A value of a step, its label, and the combination `op` of the replicas' values; "" if they cannot be combined."""
+    """A value of a step, its label, and how the replicas' values are combined: `op`, "" if they cannot be combined."""
 
     kind: Literal["loss", "gradient", "metric", "variable", "result", "output"]
     name: str
@@ -50,10 +50,10 @@ class LabelledValue(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """The communication of replicas, in addition to gradients, in a step that needs all rows."""
+    """What replicas communicate, in addition to gradients, in a step that needs all rows."""
 
     calls: Sequence[RecordedCall] = ()
-    obstacle: str = ""  # the reason why the step cannot be partitioned and each replica computes the whole batch, if so
+    obstacle: str = ""  # why the step cannot be partitioned, so that replicas compute the whole batch; empty if it can
 
     def count(self, operation: str) -> int:
         """Returns the number of tensors that an operation, "all_reduce" or "all_gather", communicates."""
@@ -68,12 +68,12 @@ class Communication(NamedTuple):
 
     @property
     def whole_batch(self) -> str:
-        """The behavior of replicas in a step that cannot be partitioned."""
+        """What a replica does in a step that cannot be partitioned."""
         return f"computes the whole batch ({self.obstacle}), with the result and the speed of one device"
 
     @property
     def fallback(self) -> str:
-        """The behavior of replicas if values cannot be combined."""
+        """What replicas do if values cannot be combined."""
         if self.obstacle:
             return f"every replica gathers and {self.whole_batch}"
         return f"replicas compute their own rows, and besides gradients communicate {self} in each step"
@@ -84,15 +84,15 @@ class Explanation(NamedTuple):
 
     step: str  # description of the step
     values: Sequence[LabelledValue]
-    reason: str  # why the replicas' values cannot be combined, if no single value is the cause; empty if they can
-    fallback: str  # the behavior of replicas if the values cannot be combined
+    reason: str  # why the replicas' values cannot be combined, if no single value is the cause; otherwise empty
+    fallback: str  # what replicas do if the values cannot be combined
     trained_variables: Sequence[keras.Variable]  # the variables that have gradients
-    calls: Sequence[RecordedCall]  # in the code of the step
-    communication: Communication | None = None  # in Keras's `fit`, if the values cannot be combined
+    calls: Sequence[RecordedCall]  # collective calls in the code of the step
+    communication: Communication | None = None  # of a step of Keras's `fit` whose values cannot be combined
     types_without_rule: Collection[str] = ()  # types of operations in the step that have no rule
 
     def rows(self, *, all_values: bool) -> list[tuple[str, str, str]]:
-        """Returns the rows of a table, with equal values in one row; `all_values` includes those that can be combined."""
+        """Returns the rows of a table, with similar values in one row; `all_values` includes values that can be combined."""
         groups: dict[tuple[str, str, str], list[str]] = {}
         for kind, name, label, op in self.values:
             if all_values or not op:
@@ -105,7 +105,7 @@ class Explanation(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The effect on replicas, as one line."""
+        """The effect on replicas, in one line."""
         count, failures = count_of(len(self.values), "value"), sum(not value.op for value in self.values)
         if failures or self.reason:
             reason = f"{failures} of {count} cannot be combined from those of replicas" if failures else self.reason
@@ -132,7 +132,7 @@ listener = _listener.get
 
 @contextlib.contextmanager
 def using_listener(function: _Listener) -> Iterator[None]:
-    """Context in which the `listener` is `function`, which is called with the explanation of each step before it runs."""
+    """Context in which `function` is the `listener`, which is called with the explanation of each step before the step runs."""
     token = _listener.set(function)
     try:
         yield
@@ -224,7 +224,7 @@ def _shortest_path(name: str) -> str:
 
 
 def _power_phrase(power: int | None, number: str) -> str:
-    """Returns a phrase for the multiplication by a power of the number of rows."""
+    """Describes the multiplication by a power of the number of rows; empty for the power 0."""
     if not power:
         return ""
     names = {1: number, 2: f"the square of {number}"}

@@ -24,19 +24,19 @@ class Interpreter:
     """Labels the tensors of a function's graph."""
 
     def __init__(self, *, is_one_device: bool = False) -> None:
-        self.is_one_device = is_one_device  # whether dims may depend on the number of rows, as those of one device do
+        self.is_one_device = is_one_device  # whether any dim may depend on the number of rows, as on one device
         self.variables: ChainMap[object, Value] = (
             ChainMap()
         )  # value of each assigned variable, by the key of its resource
         self.types_without_rule: set[str] = set()
 
     def run(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
-        """Returns the values of the outputs of a `FuncGraph`, given those of its inputs."""
+        """Returns the static values of the outputs of a `FuncGraph`, given those of its inputs."""
         values = self.values(graph, dict(zip([tensor.ref() for tensor in graph.inputs], inputs, strict=True)))
         return [values[tensor.ref()] for tensor in graph.outputs]
 
     def values(self, graph: Any, inputs: Mapping[Any, Value]) -> dict[Any, Value]:
-        """Returns the value of each tensor of a graph, by reference, given those of its placeholders."""
+        """Returns the static value of each tensor of a graph, by reference, given those of its placeholders."""
         values = {reference: self.with_static_shape(reference.deref(), value) for reference, value in inputs.items()}
         declarations_by_name = declarations(graph)
         for operation in topological_order(graph):
@@ -53,10 +53,10 @@ class Interpreter:
         return values
 
     def with_static_shape(self, tensor: tf.Tensor, value: Value) -> Value:
-        """Adds the dims that TensorFlow knows.
+        """Adds the static dims of a tensor to its value.
 
-        Other dims are equal on all replicas, unless the value depends on all rows. Unwritten items of a list are zeros of any
-        shape.
+        Other dims become symbols that are equal on all replicas, unless the value depends on all rows. Unwritten elements of a
+        list are zeros of any shape.
         """
         if tensor.dtype in (tf.variant, tf.resource) or tensor.shape.rank is None:
             return value
@@ -86,7 +86,7 @@ class Interpreter:
         try:
             results = self._interpret(graph, call)
             if isinstance(results, Sequence) and len(results) != len(call.operation.outputs):
-                raise NoRuleError("the graph of the function differs from the function that is called")
+                raise NoRuleError("the graph of the function does not match the function that is called")
         except NoRuleError as error:
             _log.debug("%s: %s", call.operation.name, error)
             results = None
@@ -132,7 +132,7 @@ class Interpreter:
     def _join_assignments(
         self, assignments: Sequence[dict[object, Value]], call: Call, *, is_known: bool
     ) -> dict[object, Value]:
-        """Returns the variables after one of several runs; `is_known` if all replicas execute the same run."""
+        """Returns the variables after one of several runs; `is_known` is True if all replicas execute the same run."""
         values = {}
         for key in set().union(*assignments):
             dims = next(assignment[key].dims for assignment in assignments if key in assignment)
@@ -156,7 +156,7 @@ class Interpreter:
         return [Value(ALL_ROWS)] * len(call.operation.outputs)
 
     def _loop(self, graph: Any, call: Call) -> Sequence[Value]:
-        """Repeats the body until no value changes; the condition must be equal on all replicas."""
+        """Interprets the body until no value changes; results are known if the condition is equal on all replicas."""
         body, condition = (_function(graph, call.attribute(name).name) for name in ("body", "cond"))
         values = list(call.inputs)
         outer = self.variables
@@ -187,7 +187,7 @@ def _replicated_if_unknown(value: Value) -> Value:
 
 
 def _with_cause(value: Value, call: Call) -> Value:
-    """Sets the cause of a value that depends on all rows: the first such operation."""
+    """Sets the cause of a value that depends on all rows: the first operation whose result does."""
     if not isinstance(value.label, AllRows) or value.label.cause is not None or value.numbers is not None:
         return value
     labels = [input_value.label for input_value in call.inputs]
@@ -198,14 +198,14 @@ def _with_cause(value: Value, call: Call) -> Value:
 def _function(graph: Any, name: str) -> Any:
     function = graph._get_function(name)
     if function is None or getattr(function, "graph", None) is None:
-        raise NoRuleError(f"the graph of {name} is not known")
+        raise NoRuleError(f"the graph of {name} is unknown")
     return function.graph
 
 
 def topological_order(graph: Any) -> list[tf.Operation]:
     """Returns a graph's operations, each after its inputs and control inputs.
 
-    The order of creation differs: the accumulators of a loop's gradient are added to the loop later.
+    The order of creation is not topological: a loop's gradient adds accumulators to the loop after its creation.
     """
     visited, order = set(), []
     for root in graph.get_operations():

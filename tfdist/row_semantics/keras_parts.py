@@ -1,8 +1,8 @@
-"""Parts of Keras that are declared as row-wise, because this cannot be derived from their operations.
+"""Declares parts of Keras as row-wise where this cannot be derived from their operations.
 
-Batch normalization computes statistics of its rows: those of a replica or, if it is synchronized, of all replicas; both are
-documented. The hinge losses convert labels 0 and 1 to -1 and 1 if there are no other labels, and do not change rows whose
-labels are all 1. CTC and dilated convolutions compute each row separately, by operations without a rule.
+Batch normalization computes statistics of the rows of a replica or, if it is synchronized, of all replicas, as documented. The
+hinge losses convert labels 0 and 1 to -1 and 1 if there are no other labels, and do not change rows whose labels are all 1. CTC
+and dilated convolutions compute each row separately, with operations that have no rule.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from tfdist.row_semantics.declarations import row_wise
 
 
 def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
-    """Returns the batch normalizations of a model that are Keras's or tfdist's own."""
+    """Returns the batch normalization layers of a model whose classes are defined by Keras or tfdist."""
     layers = [layer for layer in keras_internals.layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
     return [layer for layer in layers if not keras_internals.is_user_defined(layer)]
 
 
 @contextlib.contextmanager
 def declare_row_wise(model: keras.Model, *, synchronized: bool = True) -> Iterator[None]:
-    """Context in which these parts of a built model declare that they compute each row separately.
+    """Context in which these parts of a built model are declared to compute each row separately.
 
-    `synchronized` is whether to include synchronized batch normalizations, which communicate.
+    `synchronized` indicates whether to include synchronized batch normalizations, which communicate.
     """
     layers = [layer for layer in normalizations(model) if synchronized or not layer.synchronized]
     wrappers: dict[str, Callable[..., Any]] = {

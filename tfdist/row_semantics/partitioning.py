@@ -1,4 +1,4 @@
-"""Partitions a traced program by rows: replicas compute local rows and communicate if an operation needs other rows.
+"""Partitions a traced program by rows: replicas compute their own rows and communicate if an operation needs other rows.
 
 As in GSPMD (Xu et al., 2021), each operation is emitted again, and labels determine the conversions of operands: a partial sum
 is all-reduced before a nonlinear operation, and rows are gathered before an operation that compares them. A value has two
@@ -35,7 +35,7 @@ from tfdist.row_semantics.values import (
 
 _LINEAR_TYPES = ("Add", "AddV2", "AddN", "Sub", "Neg", "Identity")
 _CHECK_TYPES = ("Assert", "PrintV2")  # operations without outputs that change nothing
-_KEY_TYPES = ("FullInt", "GetKey", "GetAlg")  # of random operations
+_KEY_TYPES = ("FullInt", "GetKey", "GetAlg")  # random operations that draw or return keys, not values
 _RANDOM_TYPES = ("Random", "Multinomial", "Binomial", "Poisson", "Gamma", "TruncatedNormal")
 
 
@@ -48,10 +48,10 @@ class _Tensor:
     """A tensor of the traced program."""
 
     source: tf.Tensor
-    value: Value  # static value of the local form, if there is one; otherwise the dims and numbers of the full form
+    value: Value  # static value of the local form; if there is none, the dims and numbers of the full form
     has_local: bool = True
-    local: Any = None  # the local form, after it is emitted
-    full: Any = None  # the full form, after it is emitted
+    local: Any = None  # the local form, once it has been emitted
+    full: Any = None  # the full form, once it has been emitted
     is_traced: bool = False  # whether the local form equals the value that the replica computes in the traced program
     is_repeatable: bool = False  # whether the operation can be repeated for the full form without communication
     is_cut: bool = False  # whether the local form is a slice of the full form
@@ -64,7 +64,7 @@ class _Tensor:
 
     @property
     def may_be_rows(self) -> bool:
-        """Whether it is computed from all rows and may have one element for each row."""
+        """Whether it was computed from full forms and may have one element for each row."""
         first = (self.value.dims or (ONE,))[0]
         return (
             isinstance(self.value.label, Replicated) and self.full is not None and (first is None or not first.is_known)
@@ -72,7 +72,7 @@ class _Tensor:
 
     @property
     def sum_power(self) -> int | None:
-        """The power of COUNT if the local form is a partial sum or is scaled by a power; else None."""
+        """The power of COUNT if the local form is a partial sum or is scaled by a power of COUNT; otherwise None."""
         label = self.value.label
         return None if isinstance(label, Replicated) and not label.power else sum_power(label)
 
@@ -88,14 +88,14 @@ class PartitionedProgram:
         rows: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
         collectives: Collectives,
     ):
-        """Emits the operations that some results need; raises `NotPartitionedError` if the program cannot be partitioned.
+        """Emits the operations that the results need; raises `NotPartitionedError` if the program cannot be partitioned.
 
         Args:
           graph: graph of the traced program.
-          feeds: static value, and tensor in the current graph, of each placeholder by reference.
+          feeds: for each placeholder, by reference, its static value and its tensor in the current graph.
           results: the tensors of the graph to compute.
-          rows: scalars int32: number of rows that the replica computes, at least 1; number of them that are valid; number of
-            rows of the whole batch.
+          rows: three int32 scalars: the number of rows that the replica computes, at least 1; the number of valid rows among
+            them; and the number of rows of the whole batch.
           collectives: collectives of the replicas.
         """
         self._graph, self._collectives = graph, collectives
@@ -126,7 +126,7 @@ class PartitionedProgram:
             self._check(operation)
 
     def full_results(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the results of one device, equal on all replicas."""
+        """Returns the results that one device computes, equal on all replicas."""
         return self._full_forms([self._tensors[tensor.ref()] for tensor in tensors])
 
     def shares(self, tensors: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor | tf.IndexedSlices]:
@@ -156,7 +156,7 @@ class PartitionedProgram:
         self._copy(operation, inputs)
 
     def _find_needed_outputs(self, results: Sequence[tf.Tensor]) -> dict[str, set[int]]:
-        """Returns the needed outputs of each operation; declared operations need only their declared inputs."""
+        """Returns the indices of the needed outputs of each operation, by name; a declaration needs only its inputs."""
         needed_outputs: dict[str, set[int]] = {}
         stack = list(results)
         while stack:
@@ -170,7 +170,7 @@ class PartitionedProgram:
         return needed_outputs
 
     def _declared_inputs(self, operation: tf.Operation) -> list[tf.Tensor]:
-        """Returns the inputs of a declaration, and inputs of other declarations from which its tensor is computed."""
+        """Returns the inputs of a declaration, and the inputs of other declarations from which its tensor is computed."""
         inputs, visited, stack = list(self._declarations[operation.name][1]), set(), list(operation.inputs)
         while stack:
             tensor = stack.pop()
@@ -191,7 +191,7 @@ class PartitionedProgram:
         if not prefers_full and all(operand.has_local for operand in inputs):
             values = self._values(self._interpreter, operation, [operand.value for operand in inputs])
             needed_outputs = self._needed_outputs[operation.name]
-            returns_axes = operation.type == "BroadcastGradientArgs"  # these differ for a single row
+            returns_axes = operation.type == "BroadcastGradientArgs"  # the axes differ if the replica has a single row
             is_known = (lambda value: _are_known(value.numbers)) if returns_axes else _is_known
             if all(is_known(value) for number, value in enumerate(values) if number in needed_outputs):
                 outputs = self._copy(operation, [self._local(operand) for operand in inputs])
@@ -225,7 +225,7 @@ class PartitionedProgram:
         self._tensors[source.ref()] = _Tensor(source, value, local=self._as_traced(source), is_traced=True)
 
     def _emit_full(self, operation: tf.Operation) -> None:
-        """Emits an operation with full operands, which gives full results."""
+        """Emits an operation with full operands, whose results are full forms."""
         if _is_random(operation, self._graph):
             raise NotPartitionedError(f"{operation.type} draws random numbers for all rows")
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
@@ -287,13 +287,13 @@ class PartitionedProgram:
         if self._offset is None:
             [counts] = self._collectives.stack([self._valid_rows], name=f"partition/{next(self._names)}")
             offset = tf.reduce_sum(counts[: self._collectives.rank])
-            self._offset = tf.minimum(offset, self._batch_size - self._computed_rows)  # if no row is valid
+            self._offset = tf.minimum(offset, self._batch_size - self._computed_rows)  # smaller only if no row is valid
         row_size = tf.shape(full)[axis] // self._batch_size
         begin = self._offset * row_size
         return full[(slice(None),) * axis + (slice(begin, begin + self._computed_rows * row_size),)]
 
     def _full_forms(self, tensors: Sequence[_Tensor]) -> list[tf.Tensor]:
-        """Returns full forms; one all-reduce computes all sums."""
+        """Returns full forms; a single all-reduce computes all sums."""
         if sums := {id(entry): entry for entry in tensors if not entry.is_free and entry.sum_power is not None}:
             self._reduce(list(sums.values()))
         for entry in tensors:
@@ -324,7 +324,7 @@ class PartitionedProgram:
         return tensor.full
 
     def _full_numbers(self, numbers: np.ndarray, local: tf.Tensor) -> tf.Tensor:
-        """Returns the full form of known numbers, bitwise the same on all replicas unless it depends on other dims."""
+        """Returns the full form of known elements, bitwise equal on all replicas unless it depends on other dims."""
         powers = _powers(numbers)
         if not np.any(powers) or any(len(number.powers) > bool(number.power) for number in numbers.flat):
             return self._scale(local, powers)
@@ -333,7 +333,7 @@ class PartitionedProgram:
         return tf.cast(full if local.dtype.is_floating else tf.round(full), local.dtype)
 
     def _reduce(self, tensors: Sequence[_Tensor]) -> None:
-        """Sums partial sums over replicas; half-precision values are summed in single precision, as on one device."""
+        """Computes full forms of partial sums with one all-reduce, in single precision for half-precision values."""
         summands = [self._to_summable(self._scale(entry.local, entry.sum_power)) for entry in tensors]
         totals = self._collectives.all_reduce(summands, name=f"partition/{next(self._names)}")
         for entry, total in zip(tensors, totals, strict=True):
@@ -348,7 +348,7 @@ class PartitionedProgram:
         return tensor if dtype in (tf.int32, tf.int64) else tf.cast(tensor, tf.int64)
 
     def _reduce_extreme(self, local: tf.Tensor, reduction: str) -> tf.Tensor:
-        """Returns the maximum or minimum over replicas; booleans count as 0 and 1."""
+        """Returns the maximum or minimum over replicas, with booleans as 0 and 1."""
         sign = -1 if reduction in ("min", "all") else 1
         local_value = self._to_summable(tf.cast(local, tf.int32) if local.dtype == tf.bool else local)
         [extreme] = self._collectives.all_reduce([sign * local_value], "max", name=f"partition/{next(self._names)}")
@@ -379,7 +379,7 @@ class PartitionedProgram:
         return full / tf.cast(self._collectives.size, full.dtype)
 
     def _share_of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns the rows of a table's gradient that the replica's rows look up, or its share of all of them."""
+        """Returns the gradients of the table rows that the replica looks up, or its share of the gradients of all rows."""
         entries = [self._tensors[tensor.ref()] for tensor in (slices.values, slices.indices)]
         labels = [entry.value.label if entry.has_local else REPLICATED for entry in entries]
         powers = [label.power or 0 for label in labels if isinstance(label, Rows) and label.axis == 0]
@@ -394,7 +394,7 @@ class PartitionedProgram:
         return tf.IndexedSlices(rows, indices, tf.constant(slices.shape.as_list()))
 
     def _scale(self, tensor: tf.Tensor, power: Any) -> tf.Tensor:
-        """Multiplies a tensor by a power of (rows of the batch / rows of the replica); rounds integers."""
+        """Multiplies a tensor by a power of the batch's number of rows divided by the replica's; rounds integers."""
         if not np.any(power):
             return tensor
         ratio = tf.cast(self._batch_size, tf.float64) / tf.cast(self._computed_rows, tf.float64)
@@ -420,7 +420,7 @@ def _differs(tensor: _Tensor) -> bool:
 
 
 def _local_value(value: Value) -> Value | None:
-    """Returns the value of a local form that can be derived from a full one; None if there is none."""
+    """Returns the static value of the local form that can be derived from a full form; None if there is none."""
     if value.numbers is not None and _are_known(value.numbers):
         return numeric_value(value.numbers, value.dims) if any(_powers(value.numbers).flat) else value
     value = dataclasses.replace(value, numbers=None)
@@ -462,6 +462,6 @@ def _called_functions(operation: tf.Operation, graph: Any) -> list[Any]:
     names = [function.name for value in attributes for function in (value.func, *value.list.func) if function.name]
     names += [operation.type] if graph._is_function(operation.type) else []
     functions = [graph._get_function(name) for name in names]
-    if None in functions:  # TensorFlow forgets branches of a gradient of a gradient
-        raise NotPartitionedError(f"the functions of {operation.type} {operation.name} are not known")
+    if None in functions:  # TensorFlow drops the branches of a gradient of a gradient
+        raise NotPartitionedError(f"the functions of {operation.type} {operation.name} are unknown")
     return functions

@@ -1,4 +1,4 @@
-"""Symbolic sizes: monomials in the number of rows of a batch and in other unknown dims.
+"""Represents sizes as monomials in the number of rows of a batch and in other unknown dims.
 
 In a traced function with an unknown batch size, shapes, divisors and axes depend on such sizes. `COUNT` stands for the number
 of rows of a replica, which is at least 1.
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A coefficient times powers of symbols for nonnegative integers."""
+    """A coefficient times powers of symbols that stand for nonnegative integers."""
 
     coefficient: Fraction = Fraction(1)
     powers: tuple[tuple[str, int], ...] = ()  # sorted pairs (symbol, nonzero power)
@@ -32,7 +32,7 @@ class Size:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has no symbols."""
+        """Whether it is a number, without symbols."""
         return not self.powers
 
     @property
@@ -85,17 +85,17 @@ COUNT = Size(Fraction(1), ((_ROWS, 1),))
 
 
 def size(value: Any) -> Size | None:
-    """Returns a number as a size; None if it is not finite."""
+    """Converts a number to a size; returns None if it is not finite."""
     return Size(Fraction(value)) if math.isfinite(value) else None
 
 
 def symbol(name: str, *, is_positive: bool = False) -> Size:
-    """Returns a new unknown dim, equal on all replicas; the dim of a tensor may differ between iterations of a loop."""
+    """Returns a new unknown dim, equal on all replicas. In a loop, it may stand for a different number in each iteration."""
     return Size(Fraction(1), ((f"{_POSITIVE * is_positive}{name}#{next(_numbers)}", 1),))
 
 
 def shorten(dim: Size, count: int) -> Size:
-    """Returns a dim that is smaller by `count`; equal dims stay equal."""
+    """Returns `dim` minus `count`; equal dims with equal counts have equal results."""
     return Size(Fraction(1), ((f"({dim})-{count}", 1),)) if count else dim
 
 
@@ -110,7 +110,7 @@ def product(sizes: Iterable[Size | None]) -> Size | None:
 
 
 def array(values: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Returns an array of objects; `values` are sizes or None, in order."""
+    """Returns an object array of `values`, which are sizes or None, in row-major order."""
     values = list(values)
     result = np.empty(len(values), object)
     result[:] = values

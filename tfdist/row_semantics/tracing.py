@@ -1,4 +1,4 @@
-"""Traces the code of one replica with a symbolic number of rows, and labels its results and assignments."""
+"""Traces the code of one replica with a symbolic number of rows, and labels its results and assigned values."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ class LabelledCollectives(OneReplica):
     """Collectives for tracing that do not communicate, declare the labels of their results, and record `calls`."""
 
     def __init__(self, weight: tf.Tensor | None, *, communicates: bool = True):
-        # The scalar weight of the replica's loss, applied after differentiation, None for 1; and whether there are other
-        # replicas: micro-steps of one replica have no collectives.
+        # `weight` is the scalar weight of the replica's loss, applied after differentiation; None for 1. `communicates` is
+        # False for the micro-steps of one replica, which have no collectives.
         self._weight, self._communicates = weight, communicates
         self.calls: list[RecordedCall] = []
 
@@ -59,7 +59,7 @@ def _declare_all_rows(tensor: tf.Tensor) -> tf.Tensor:
 class _Scope(keras.StatelessScope):
     """Holds the values of variables, except for differentiated variables, which a tape identifies by their resources.
 
-    Values assigned to differentiated variables must be replicated, like the old value that reads still return.
+    Values assigned to differentiated variables must be replicated, like the old values, which reads still return.
     """
 
     def __init__(self, state_values: Sequence[tuple[keras.Variable, tf.Tensor]]):
@@ -92,20 +92,20 @@ class _Scope(keras.StatelessScope):
 class Labels(NamedTuple):
     """The labels of one call of a function."""
 
-    results: Any  # labels in the structure of the function's result; None for leaves that are not tensors
-    # For each variable, the label of its final value; None if it has not been assigned. A `ReplicatedPlusSum` is a sum that was
-    # added to the variable's initial value.
+    results: Any  # labels, in the structure of the function's result; None for leaves that are not tensors
+    # For each variable, the label of its final value; None if it has not been assigned. A `ReplicatedPlusSum` means that a
+    # sum was added to the variable's initial value.
     variables: list[Label | None]
     are_increments: list[
         bool
     ]  # for each variable, whether all assignments add something independent to its initial value
-    is_used: Callable[[keras.Variable], bool]  # returns whether results depend on a variable's initial value
+    is_used: Callable[[keras.Variable], bool]  # returns whether the results depend on a variable's initial value
     tf_variables: list[Label]  # of the values that were assigned to TensorFlow's variables
     types_without_rule: set[str]  # types of operations without a rule
 
 
 def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """Returns the distinct variables of groups."""
+    """Returns the distinct variables in several groups of variables."""
     return list({id(variable): variable for group in groups for variable in group}.values())
 
 
@@ -113,13 +113,13 @@ class Trace(NamedTuple):
     """A function of one replica, traced with symbolic rows and never run."""
 
     graph: Any
-    rows: Any  # structure of the batch's placeholders; None for missing parts
+    rows: Any  # placeholders of the batch, in its structure; None for missing parts
     size: tf.Tensor  # placeholder of the size of the global batch, a scalar int32
-    initial_values: dict[int, tf.Tensor]  # placeholders of the initial values of state, by the id of the variable
-    results: Any  # of the function
-    values: list[Any]  # for each variable, its final value; None if it has not been assigned
-    inputs: dict[Any, Value]  # value of each placeholder, by reference
-    assigns_others: bool  # whether other variables have been assigned
+    initial_values: dict[int, tf.Tensor]  # placeholders of the initial values of state, by id of the variable
+    results: Any  # the result of the function
+    values: list[Any]  # tensor with the final value of each variable; None if it has not been assigned
+    inputs: dict[Any, Value]  # static value of each placeholder, by reference
+    assigns_others: bool  # whether variables other than the traced ones have been assigned
 
     def assignments(self, variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Returns the traced variables that have been assigned, with their final values."""
@@ -158,7 +158,7 @@ def labels_of(
       function: takes the batch and the size of the global batch, a scalar int32.
       batch: structure of `tf.TensorSpec` [rows, ...], with None for missing parts; the number of rows is ignored.
       variables: variables that the function may assign.
-      state: the variables that are not differentiated.
+      state: the variables that are not differentiated; others are differentiated by the tapes of the function.
     """
     trace = trace_function(function, batch, variables, state)
     interpreter = Interpreter()
@@ -188,7 +188,7 @@ def labels_of(
 
 
 def _adds_to(value: tf.Tensor, original: tf.Tensor) -> bool:
-    """Returns whether `value` is `original` plus something that does not depend on it."""
+    """Returns whether `value` is `original` plus something that does not depend on `original`."""
     if value is original:
         return True
     if value.op.type not in ("AddV2", "Add", "Sub", "Identity", "StopGradient", "Cast", "TensorScatterAdd"):
@@ -210,7 +210,7 @@ def _placeholder(spec: Any) -> Any:
 
 
 def _batch_values(leaf: Any) -> dict[Any, Value]:
-    """Returns the values of the placeholders of a part of a batch; ragged and sparse tensors have no rules."""
+    """Returns the static values of the placeholders of a part of a batch; ragged and sparse tensors have no rules."""
     if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
         parts = tf.nest.flatten(leaf, expand_composites=True)
         return {part.ref(): Value(ALL_ROWS) for part in parts if part is not None}
@@ -219,12 +219,12 @@ def _batch_values(leaf: Any) -> dict[Any, Value]:
 
 
 def _value_of(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Value:
-    """Returns the value of a tensor, which is unknown for a tensor of an inner function."""
+    """Returns the static value of a tensor; it is unknown for a tensor of an inner function."""
     return tensor_values.get(tensor.ref(), Value(ALL_ROWS))
 
 
 def _label(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Label:
-    """Returns the label of a result; the cause of a gradient's label is, if possible, an operation of the loss."""
+    """Returns the label of a result; for a gradient, the reported cause is in the forward pass, if a cause is found there."""
     label = _value_of(tensor_values, tensor).known_label
     cause = label.cause if isinstance(label, AllRows) else None
     if cause is None or not cause.name.startswith(_GRADIENT_PREFIX):

@@ -1,4 +1,4 @@
-"""Static values of tensors: label, dims, numbers of tensors computed from shapes, and elements of lists."""
+"""Defines static values of tensors: the label, the dims, known elements such as those of shapes, and list elements."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,15 @@ import numpy as np
 from tfdist.row_semantics.sizes import ONE, Size
 
 # A label relates the values that replicas compute from their rows to the value that one device computes from all rows. Replica
-# r has COUNT_r >= 1 rows of a batch of COUNT = sum of COUNT_r; t_r is the tensor of the replica, t that of one device. Labels
-# include powers of COUNT, because code divides by the number of rows: a mean is a sum times COUNT^-1.
+# r has COUNT_r >= 1 rows of a batch of COUNT = sum of COUNT_r rows; t_r is the tensor of the replica, and t the tensor of one
+# device. Labels include powers of COUNT, because code divides by the number of rows: a mean is a sum times COUNT^-1.
 
 Reduction = Literal["sum", "max", "min", "all", "any"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """t_r = COUNT_r^power u and t = COUNT^power u, where u is equal on all replicas. Zeros have any power: None."""
+    """t_r = COUNT_r^power u and t = COUNT^power u, where u is equal on all replicas. The power of zeros is None."""
 
     power: int | None = 0
 
@@ -52,10 +52,10 @@ class Partial:
 
 @dataclasses.dataclass(frozen=True)
 class ReplicatedPlusSum:
-    """A replicated value plus a sum with this power."""
+    """A replicated value plus a sum over replicas times COUNT^power."""
 
     power: int
-    variable: object = None  # whose value is the replicated one; None for another value
+    variable: object = None  # the variable whose value is the replicated value; None for another value
 
     def __str__(self) -> str:
         return f"replicated + {Partial('sum', self.power)}"
@@ -63,9 +63,9 @@ class ReplicatedPlusSum:
 
 @dataclasses.dataclass(frozen=True)
 class AllRows:
-    """The value depends on the rows of all replicas in another way, or in an unknown way."""
+    """The value depends on the rows of all replicas in any other way, or in an unknown way."""
 
-    # The operation of TensorFlow that caused the label; None if a value is only known symbolically.
+    # The TensorFlow operation that caused the label; None if there is no such operation.
     cause: Any = dataclasses.field(default=None, compare=False)
     power: ClassVar[int] = 0
 
@@ -101,18 +101,18 @@ def times_count(label: Label, power: int) -> Label:
 
 
 def common_power(powers: Iterable[int | None]) -> tuple[bool, int | None]:
-    """Returns whether all powers except those of zeros (None) are equal, and this power."""
+    """Returns whether all powers except those of zeros (None) are equal, and the common power."""
     distinct_powers = {power for power in powers if power is not None}
     return len(distinct_powers) <= 1, next(iter(distinct_powers), None)
 
 
 def without_base(label: Label) -> Label:
-    """Returns the label of a tensor with rearranged elements: the base of a sum is no longer a variable."""
+    """Returns the label without the variable to which a sum was added, for a tensor with rearranged elements."""
     return dataclasses.replace(label, variable=None) if isinstance(label, ReplicatedPlusSum) else label
 
 
 def join(labels: Sequence[Label]) -> Label:
-    """Returns the label of a value whose elements are selected from several values, equally on all replicas."""
+    """Returns the label of a value whose elements are selected from several values, identically on all replicas."""
     if not labels:
         return ZEROS
     for label in labels:
@@ -150,7 +150,7 @@ class NoRuleError(Exception):
 
 
 def require(condition: object, reason: str) -> None:
-    """Raises `NoRuleError` with a reason unless a condition of a rule is fulfilled."""
+    """Raises `NoRuleError` with the reason if a condition of a rule is false."""
     if not condition:
         raise NoRuleError(reason)
 
@@ -165,7 +165,7 @@ class Value:
     # is `AllRows` if their powers of COUNT differ, as in a shape.
     numbers: np.ndarray | None = None
     element: "Value | None" = None  # for a list of tensors, the value of its elements
-    variable: object = None  # for a resource, its variable; for the unchanged value of a variable, this variable
+    variable: object = None  # for a resource or the unchanged value of a variable, the variable
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Value):
@@ -199,33 +199,33 @@ class Value:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether it is equal on all replicas, and on one device."""
+        """Whether the tensor is equal on all replicas and on one device."""
         return isinstance(self.label, Replicated) and not self.label.power and self.element is None
 
     @property
     def rows(self) -> Rows:
-        """The label of rows. Raises `NoRuleError` if it is another one."""
+        """The label, if it is `Rows`. Raises `NoRuleError` for other labels."""
         if not isinstance(self.label, Rows):
-            raise NoRuleError("it is not rows")
+            raise NoRuleError("an input is not rows")
         return self.label
 
     @property
     def flat_numbers(self) -> Dims:
-        """Its elements, with None for unknown ones. Raises `NoRuleError` if `numbers` are unknown."""
+        """The elements, with None for unknown elements. Raises `NoRuleError` if `numbers` is None."""
         if self.numbers is None:
-            raise NoRuleError("the numbers are unknown")
+            raise NoRuleError("the elements are unknown")
         return tuple(self.numbers.flat)
 
     @property
     def known_numbers(self) -> list[Size]:
-        """Its elements. Raises `NoRuleError` if one is unknown."""
+        """The elements. Raises `NoRuleError` if an element is unknown."""
         numbers = [number for number in self.flat_numbers if number is not None]
-        require(len(numbers) == len(self.flat_numbers), "a number is unknown")
+        require(len(numbers) == len(self.flat_numbers), "an element is unknown")
         return numbers
 
     @property
     def integers(self) -> list[int]:
-        """Its elements as integers. Raises `NoRuleError` if one is not a known integer."""
+        """The elements as integers. Raises `NoRuleError` if an element is not a known integer."""
         try:
             return [int(number) for number in self.known_numbers]
         except ValueError as error:
@@ -248,7 +248,7 @@ def numeric_value(numbers: np.ndarray, dims: Dims | None = None) -> Value:
 
 
 def join_values(values: Sequence[Value]) -> Value:
-    """Returns the value of a tensor that is selected from several, equally on all replicas."""
+    """Returns the value of a tensor that is selected from several tensors, identically on all replicas."""
     values = [value for value in values if value != UNWRITTEN] or [UNWRITTEN]
     first = values[0]
     if all(other == first for other in values[1:]):
@@ -275,7 +275,7 @@ def broadcast_dims(values: Sequence[Value]) -> Dims | None:
 
 
 def broadcast_dim(sizes: set[Size | None]) -> Size | None:
-    """Returns the dim to which dims other than 1 are broadcast: a known dim, because an unknown dim may be 1."""
+    """Returns the dim to which several dims, without those of 1, are broadcast: a number, because a symbol may be 1."""
     if len(sizes) < 2:
         return next(iter(sizes), ONE)
     return next((size for size in sizes if size is not None and size.is_known), None)

@@ -1,4 +1,4 @@
-"""Elementwise operations with broadcasting."""
+"""Rules for elementwise operations with broadcasting."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ _Arithmetic = Callable[[Size, Size], Size | None]
 
 
 def _compute_numbers(call: Call, arithmetic: _Arithmetic) -> Value | None:
-    """Returns the value of a result that is computed from known numbers; None if there are none."""
+    """Returns the value of a result that is computed from known elements; None if elements are unknown."""
     arrays = [value.numbers for value in call.inputs]
     if len(arrays) != 2 or any(array is None for array in arrays):
         return None
@@ -59,7 +59,7 @@ def rows_label(values: Sequence[Value], power: int | None) -> Label:
 
 
 def choice(values: Sequence[Value], candidates: Sequence[Value]) -> Label:
-    """Returns the label of a selection from, or a sum of, `candidates`; `values` are all values that are broadcast."""
+    """Returns the label of a selection from `candidates` or their sum; `values` are all values that are broadcast."""
     if not any(isinstance(value.label, Rows) for value in values):
         return join([value.label for value in candidates])
     if not all(isinstance(value.label, Rows | Replicated) for value in candidates):
@@ -76,7 +76,7 @@ def sum_of(values: Sequence[Value]) -> Label:
 
 
 def product_of(values: Sequence[Value], signs: Sequence[int]) -> Label:
-    """Returns the label of a broadcast product; the sign is -1 for a divisor."""
+    """Returns the label of a broadcast product; `signs` has 1 for a factor and -1 for a divisor."""
     labels = [value.label for value in values]
     total_power = sum(sign * (label.power or 0) for label, sign in zip(labels, signs, strict=True))
     first, *factors = labels
@@ -120,7 +120,7 @@ def _(call: Call) -> Value:
 
 
 def _sum_of_elements(lists: Sequence[Value]) -> Value:
-    """Returns the value of the elements of a sum of lists."""
+    """Returns the static value of the elements of a sum of lists."""
     elements = [value.element or Value(ALL_ROWS) for value in lists if value.element != UNWRITTEN] or [UNWRITTEN]
     if len(elements) == 1:
         return elements[0]
@@ -136,7 +136,7 @@ def _(call: Call) -> Value:
 
 @rule("RealDiv", "DivNoNan", "Div")
 def _(call: Call) -> Value:
-    require(call.kind != "Div" or not call.operation.inputs[0].dtype.is_integer, "integers are divided")
+    require(call.kind != "Div" or not call.operation.inputs[0].dtype.is_integer, "integer division rounds")
     numbers = _compute_numbers(call, lambda a, b: a.divided_by(b))
     return numbers or Value(product_of(call.inputs, (1, -1)), broadcast_dims(call.inputs))
 
@@ -196,7 +196,7 @@ def _(call: Call) -> Value:
 
 
 def pointwise(values: Sequence[Value]) -> Label:
-    """Returns the label of any elementwise function."""
+    """Returns the label of the result of an arbitrary elementwise function."""
     if all(value.is_replicated for value in values):
         return REPLICATED
     if any(not isinstance(value.label, Replicated | Rows) or value.label.power for value in values):
@@ -205,7 +205,7 @@ def pointwise(values: Sequence[Value]) -> Label:
 
 
 def pointwise_rule(call: Call) -> Value:
-    """The rule of any elementwise function."""
+    """The rule of an arbitrary elementwise function."""
     return Value(pointwise(call.inputs), broadcast_dims(call.inputs))
 
 
@@ -315,7 +315,7 @@ def _linear_gradient(call: Call) -> Value:
     position = _LINEAR_INPUTS[call.kind]
     gradient, other = call.inputs[position], call.inputs[1 - position]
     is_root_of_sum = call.kind == "SqrtGrad" and isinstance(gradient.label, Partial)
-    require(not is_root_of_sum, "0 / 0 is 0, but not 1 / 0 - 1 / 0")
+    require(not is_root_of_sum, "at 0, the gradient of a square root is finite only if the whole sum is 0")
     factor = Value(pointwise([other]), other.dims)
     values = [gradient, factor] if isinstance(gradient.label, Partial) else [factor, gradient]
     return Value(product_of(values, (1, 1)), broadcast_dims(call.inputs))

@@ -1,4 +1,4 @@
-"""Slices, gathering and scattering, variables and tables."""
+"""Rules for slices, gather and scatter operations, variables and lookup tables."""
 
 import dataclasses
 from typing import NamedTuple
@@ -30,9 +30,9 @@ class _Axis(NamedTuple):
     """The effect of a slice on one axis: it selects "all" or "part" of the axis, adds it ("new") or removes it ("index")."""
 
     action: str
-    source: int
-    target: int
-    dim: Size | None  # of the result
+    source: int  # axis of the sliced tensor
+    target: int  # axis of the result
+    dim: Size | None  # dim of the result along the axis
 
 
 def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) -> list[_Axis]:
@@ -80,7 +80,7 @@ def _is_all(masks: dict[str, int], number: int, step: int, begin: Value, end: Va
 
 
 def _length(masks: dict[str, int], number: int, step: int, begin: Value, end: Value, dim: Size | None) -> Size | None:
-    """Returns the length of an axis without some elements at its start and end; None if unknown."""
+    """Returns the length of a slice that omits elements at the start and end of an axis; None if unknown."""
     try:
         first = 0 if masks["begin"] >> number & 1 else begin.integers[number]
         last = 0 if masks["end"] >> number & 1 else end.integers[number]
@@ -139,7 +139,7 @@ def _(call: Call) -> Value:
     axes = _slices(call, dims, begin, end, strides)
     if not isinstance(gradient.label, Rows):
         has_rows = any(dim is None or dim.power for dim in dims)
-        require(not has_rows, "a value other than rows is added to some rows")
+        require(not has_rows, "a value that is not rows is added to some rows")
         return Value(linear(gradient), dims)
     (row_axis,) = [axis for axis in axes if axis.target == gradient.label.axis and axis.action != "index"]
     is_whole = row_axis.action == "all" and dims[row_axis.source] == gradient.label.size
@@ -178,10 +178,10 @@ def _(call: Call) -> Value:
         require(not index_label.power, "indices are divided by the number of rows")
         if isinstance(value_label, Rows):
             are_same_rows = value_label.axis == index_label.axis < batch_dims and value_label.size == index_label.size
-            require(are_same_rows, "rows are selected by rows")
+            require(are_same_rows, "indices that depend on rows select rows")
             return Value(value_label, dims)
         is_table = isinstance(value_label, Replicated) and index_label.axis >= batch_dims
-        require(is_table, "rows select from a tensor that is not replicated")
+        require(is_table, "indices that depend on rows select from a tensor that is not replicated")
         return Value(Rows(axis + index_label.axis - batch_dims, index_label.size, value_label.power), dims)
     require(indices.is_replicated, "indices depend on rows")
     if not isinstance(value_label, Rows):
@@ -191,10 +191,10 @@ def _(call: Call) -> Value:
 
 
 def _table(call: Call) -> Value:
-    """Returns the tensor that the indices select from, which may be the value of a variable."""
+    """Returns the value of the tensor from which elements are selected, which may be that of a variable."""
     if not call.kind.startswith("Resource"):
         return call.inputs[0]
-    require(not call.attribute("batch_dims"), "there are batch dims")
+    require(not call.attribute("batch_dims"), "batch dims are not supported for variables")
     variable, indices, result = call.variable(0), call.inputs[1], call.operation.outputs[0].shape
     if variable.dims is not None:
         return variable
@@ -209,11 +209,11 @@ def _(call: Call) -> Value:
     values, indices = _table(call), call.inputs[1]
     depth = indices.known_dims[-1]
     if depth is None or not depth.is_known:
-        raise NoRuleError("the number of axes that are indexed is unknown")
+        raise NoRuleError("the number of indexed axes is unknown")
     dims = (*indices.known_dims[:-1], *values.known_dims[int(depth) :])
     if isinstance(indices.label, Rows):
         are_of_rows = not indices.label.power and indices.label.axis < indices.rank - 1
-        require(are_of_rows and isinstance(values.label, Replicated), "rows are selected by rows")
+        require(are_of_rows and isinstance(values.label, Replicated), "indices that depend on rows select rows")
         return Value(Rows(indices.label.axis, indices.label.size, values.label.power), dims)
     require(indices.is_replicated, "indices depend on rows")
     if not isinstance(values.label, Rows):
@@ -223,22 +223,22 @@ def _(call: Call) -> Value:
 
 
 def scatter_label(data: Value, indices: Value, *, has_index_vectors: bool) -> Label:
-    """Returns the label of a sum of data at indices of the result.
+    """Returns the label of a tensor in which each element of `data` is added at an index.
 
-    The first axes of `data` are those of the indices, unless it is a scalar. `has_index_vectors` is whether the last axis of
-    the indices has an index for each axis.
+    The first axes of `data` are those of the indices, unless it is a scalar. `has_index_vectors` indicates whether the last
+    axis of the indices has an index for each axis of the result.
     """
     if isinstance(indices.label, Rows) and not indices.label.power:
         are_vectors = has_index_vectors and indices.label.axis == indices.rank - 1
-        require(not are_vectors, "the rows are the indices")
+        require(not are_vectors, "the rows are along the axis of the index vectors")
         if isinstance(data.label, Rows):
             is_same = (data.label.axis, data.label.size) == (indices.label.axis, indices.label.size)
         else:
             is_same = isinstance(data.label, Replicated) and data.rank == 0
-        require(is_same, "rows are scattered by other rows")
+        require(is_same, "the data and the indices have different rows")
         return ZEROS if is_zero(data.label) else Partial("sum", data.label.power or 0)
     is_replicated = indices.is_replicated and not isinstance(data.label, Rows)
-    require(is_replicated, "rows are scattered, or indices depend on them")
+    require(is_replicated, "rows are scattered by replicated indices, or the indices are scaled or depend on all rows")
     return linear(data)
 
 
@@ -258,7 +258,7 @@ def _(call: Call) -> Value:
 @rule("TensorScatterAdd", "TensorScatterSub")
 def _(call: Call) -> Value:
     target, indices, data = call.inputs
-    require(not isinstance(target.label, Rows), "it is added to rows")
+    require(not isinstance(target.label, Rows), "a tensor is added to rows")
     return Value(total([target.label, scatter_label(data, indices, has_index_vectors=True)]), target.dims)
 
 
@@ -276,17 +276,17 @@ def _(call: Call) -> Value:
 
 @rule("LowerBound", "UpperBound")
 def _(call: Call) -> Value:
-    """Positions of values in a sorted sequence, which is equal on all replicas or belongs to the same row."""
+    """The outputs are positions in a sorted sequence, which is equal on all replicas or belongs to the same row."""
     sequence, values = call.inputs
     is_valid = sequence.is_replicated or sequence.rows.axis == 0 and not sequence.rows.power
     has_rows = values.rows.axis == (1 if sequence.is_replicated else 0) and not values.rows.power
-    require(is_valid and has_rows, "values of a row are searched in other rows")
+    require(is_valid and has_rows, "values of a row are searched for in other rows")
     return Value(dataclasses.replace(values.rows, power=0), values.dims)
 
 
 @rule("MatrixDiagV3", "MatrixDiagPartV3", "MatrixBandPart")
 def _(call: Call) -> Value:
-    """Functions of each matrix, or of each diagonal."""
+    """The operation is a function of each matrix or diagonal."""
     value, *parameters = call.inputs
     label, rank = value.rows, call.operation.outputs[0].shape.rank
     require(all(parameter.is_replicated for parameter in parameters), "the parameters depend on rows")

@@ -1,4 +1,4 @@
-"""Reductions, operations along an axis, contractions such as matrix products, neural networks, and random numbers."""
+"""Rules for reductions, operations along an axis, contractions such as matrix products, neural networks, and random numbers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ _REPLICA_REDUCTIONS: dict[str, Reduction] = {"Max": "max", "Min": "min", "All": 
 
 
 def axes_of(value: Value, rank: int) -> set[int]:
-    """Returns the nonnegative axes in a known tensor."""
+    """Returns the axes in `value`, a tensor with known elements, as nonnegative numbers."""
     return {axis % rank for axis in value.integers} if rank else set()
 
 
@@ -98,7 +98,7 @@ def _(call: Call) -> Value:
 
 
 def axis_label(value: Value, axes: set[int], *, keeps_power: bool) -> Label:
-    """Returns the label of a function along axes that keeps the shape."""
+    """Returns the label of the result of a function along `axes` that keeps the shape."""
     label = value.label
     row_axis = label.axis if isinstance(label, Rows) else None
     if isinstance(label, Replicated | Rows) and row_axis not in axes and (keeps_power or not label.power):
@@ -141,7 +141,7 @@ def _(call: Call) -> list[Value]:
     require(count.is_replicated, "the number of values depends on rows")
     label, dims = value.label, (*value.known_dims[:-1], None)
     if not isinstance(label, Replicated | Rows) or isinstance(label, Rows) and label.axis == value.rank - 1:
-        raise NoRuleError("values of several rows are ordered")
+        raise NoRuleError("values of several rows are sorted together")
     return [Value(label, dims), Value(dataclasses.replace(label, power=0), dims)]
 
 
@@ -150,7 +150,7 @@ def _(call: Call) -> Value:
     predictions, targets, *parameters = call.inputs
     label = pointwise([predictions])
     are_of_rows = isinstance(label, Rows) and not label.axis and pointwise([targets]) == label
-    require(are_of_rows, "the predictions and the classes are not those of the same rows")
+    require(are_of_rows, "the predictions and the targets have different rows")
     require(all(parameter.is_replicated for parameter in parameters), "the number of classes depends on rows")
     return Value(label, targets.dims)
 
@@ -176,7 +176,7 @@ _LETTERS = "abcdefgh"  # for the batch dims of matrices
 def contraction(values: Sequence[Value], letters: Sequence[str], output: str) -> Label:
     """Returns the label of a sum of products of `values`.
 
-    For each factor, `letters` has one letter per dim; `output` are those of the result, and the other dims are summed.
+    For each factor, `letters` has one letter per dim; `output` has the letters of the result. The other dims are summed.
     """
     labels = [value.label for value in values]
     rows = [(label, names[label.axis]) for label, names in zip(labels, letters, strict=True) if isinstance(label, Rows)]
@@ -227,16 +227,16 @@ def _(call: Call) -> Value:
     digits = "0123456789"[: max(counts)]  # the dims of an ellipsis
     names = [labels.replace("...", digits[len(digits) - n :]) for n, (_, labels) in zip(counts, operands, strict=True)]
     output = output.replace("...", digits)
-    require(all(len(set(labels)) == len(labels) for labels in (*names, output)), "a repeated letter in an equation")
+    require(all(len(set(labels)) == len(labels) for labels in (*names, output)), "a letter is repeated in an equation")
     return Value(contraction(call.inputs, names, output), _dims(call.inputs, names, output))
 
 
 @rule("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2")
 def _(call: Call) -> Value:
-    """Sums the products of an input and a gradient over rows and positions."""
+    """The operation sums the products of an input and a gradient over rows and positions."""
     value, shape, gradient = call.inputs
     is_first = not any(isinstance(x.label, Rows) and x.label.axis for x in (value, gradient))
-    require(is_first and shape.is_replicated, "the rows are not the first axis")
+    require(is_first and shape.is_replicated, "the rows are not along the first axis")
     names = "a" + _LETTERS[1 : value.rank]
     return Value(contraction([value, gradient], [names, names], ""))
 
@@ -254,7 +254,7 @@ def _(call: Call) -> Value:
     *("FFT", "IFFT", "RFFT", "IRFFT", "FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D"),
 )
 def _(call: Call) -> Value:
-    """Functions of each matrix, or of each vector."""
+    """The operation is a function of each matrix or vector."""
     value, *lengths = call.inputs
     inner, label = 1 if call.kind.endswith("FFT") else 2, value.rows
     require(not label.power and label.axis < value.rank - inner, "the matrix depends on several rows")
@@ -280,12 +280,12 @@ def _(call: Call) -> Value:
 def row_rule(
     *rows: int, linear: int | None = None, shape: int | None = None, inner: int = 1
 ) -> Callable[[Call], list[Value]]:
-    """Returns the rule of an operation on each row of the first axis.
+    """Returns the rule of an operation that processes each row of the first axis separately.
 
     Args:
       rows: positions of the inputs with rows; the others must be replicated.
-      linear: position of an input in which the operation is linear, whose power of COUNT the result keeps.
-      shape: position of a shape, which may contain the number of rows.
+      linear: position of an input in which the operation is linear; the result keeps the power of COUNT of this input.
+      shape: position of an input that is a shape, which may contain the number of rows.
       inner: minimum number of axes of one row in the first input with rows.
     """
 
@@ -297,7 +297,7 @@ def row_rule(
         require(all(value.is_replicated for value in others), "an input that should be replicated is not")
         is_scaled = any(call.inputs[number].label.power for number in rows if number != linear)
         require(not is_scaled, "an input is divided by the number of rows")
-        require(call.inputs[rows[0]].rank > inner, "the rows are rows of one matrix")
+        require(call.inputs[rows[0]].rank > inner, "the rows of the batch are rows of one matrix")
         label = Rows(0, size, 0 if linear is None else call.inputs[linear].label.power)
         return [Value(label, (label.size, *[None] * (tensor.shape.rank - 1))) for tensor in call.operation.outputs]
 
@@ -330,14 +330,14 @@ def _(call: Call) -> Value:
 
 @rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
 def _(call: Call) -> list[Value]:
-    """Losses of rows, and their gradients with respect to the logits."""
+    """The outputs are the losses of rows, and their gradients with respect to the logits."""
     logits, label = call.inputs[0], Rows(0, call.inputs[0].rows.size)
     are_rows = all(pointwise([value]) == label for value in call.inputs)
     require(are_rows, "labels and logits do not have the same rows along the first axis")
     return [Value(label, logits.known_dims[:1]), Value(label, logits.dims)]
 
 
-# Random numbers: for rows, replicas draw different numbers from the same distribution; otherwise equal ones, by a common seed.
+# Random numbers: replicas draw different numbers for their rows, and equal numbers, from a common seed, for other tensors.
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""The table of rules."""
+"""The table of rules, which map the static values of an operation's inputs to those of its outputs."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class Call(NamedTuple):
 
     @property
     def is_replicated(self) -> bool:
-        """Whether all inputs are equal on all replicas, and on one device."""
+        """Whether all inputs are equal on all replicas and on one device."""
         return all(value.is_replicated for value in self.inputs)
 
     def attribute(self, name: str) -> Any:
@@ -30,12 +30,12 @@ class Call(NamedTuple):
         return self.operation.get_attr(name)
 
     def variable(self, number: int) -> Value:
-        """Returns the value of the variable whose resource is the input `number`."""
+        """Returns the value of the variable whose resource is the input with the index `number`."""
         key = self._key(number)
         return self.variables.get(key) or Value(REPLICATED, variable=key)
 
     def assign(self, number: int, value: Value) -> None:
-        """Assigns a value to the variable whose resource is the input `number`."""
+        """Assigns a value to the variable whose resource is the input with the index `number`."""
         self.variables[self._key(number)] = value
 
     def _key(self, number: int) -> object:
@@ -52,7 +52,7 @@ RULES: dict[str, Rule] = {}
 def rule(*types: str) -> Callable[[Rule], Rule]:
     """Registers a function as the rule for these types of operations.
 
-    The rule returns a value for each output, or one value for all outputs, and raises `NoRuleError` if it cannot derive them.
+    The rule returns a value for each output, or one for all outputs, and raises `NoRuleError` if it cannot derive a value.
     """
 
     def register(function: Rule) -> Rule:

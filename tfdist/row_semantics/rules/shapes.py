@@ -1,4 +1,4 @@
-"""Shapes, operations that rearrange elements, and lists of tensors, in which loops accumulate results."""
+"""Rules for shape operations, operations that rearrange elements, and the tensor lists in which loops accumulate results."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from tfdist.row_semantics.values import (
     without_base,
 )
 
-_MAX_NUMBERS = 32
+_MAX_NUMBERS = 32  # maximum number of elements of a tensor whose elements are tracked
 
 
 @rule("Const")
@@ -76,7 +76,7 @@ def _(call: Call) -> Value:
 
 
 def _resolve_shape(value: Value, shape: list[Size | None]) -> Dims:
-    """Returns the dims of a reshaped tensor, and replaces -1."""
+    """Returns the dims of a reshaped tensor, with -1 resolved."""
     free = [number for number, dim in enumerate(shape) if dim is not None and dim.coefficient == -1]
     if free:
         known_size = sizes.product(dim for number, dim in enumerate(shape) if number != free[0])
@@ -96,7 +96,7 @@ def _reshape_label(label: Rows, old: Dims, new: Dims) -> Label:
 
 
 def rearrange(value: Value, dims: Dims | None, new_axis: Callable[[int], int] = lambda axis: axis) -> Value:
-    """Returns a value with rearranged elements; `new_axis` returns the new axis of rows, given the old one."""
+    """Returns a value with rearranged elements; `new_axis` converts the axis of the rows to the new axis."""
     label = value.label
     if isinstance(label, Rows):
         return Value(dataclasses.replace(label, axis=new_axis(label.axis)), dims)
@@ -161,7 +161,7 @@ def _(call: Call) -> list[Value]:
     dims = value.known_dims[:position] + value.known_dims[position + 1 :]
     if value.numbers is not None and value.numbers.ndim == 1:
         return [numeric_value(sizes.array([number], ()), ()) for number in value.numbers]
-    require(not isinstance(value.label, Rows) or value.label.axis != position, "rows are taken apart")
+    require(not isinstance(value.label, Rows) or value.label.axis != position, "the batch axis is split")
     return [rearrange(value, dims, lambda axis: axis - (position < axis))] * len(call.operation.outputs)
 
 
@@ -172,7 +172,7 @@ def _(call: Call) -> list[Value]:
     require(call.kind == "Split" or call.inputs[1].is_replicated, "the sizes depend on rows")
     if call.kind == "SplitV" and value.numbers is not None and min(lengths := call.inputs[1].integers) >= 0:
         return [numeric_value(part) for part in np.split(value.numbers, np.cumsum(lengths)[:-1], split_axis)]
-    require(not isinstance(value.label, Rows) or value.label.axis != split_axis, "rows are taken apart")
+    require(not isinstance(value.label, Rows) or value.label.axis != split_axis, "the batch axis is split")
     dims = tuple(None if number == split_axis else dim for number, dim in enumerate(value.known_dims))
     return [rearrange(value, dims)] * len(call.operation.outputs)
 
@@ -194,7 +194,7 @@ def _(call: Call) -> Value:
     if not any(isinstance(value.label, Rows) for value in values):
         return Value(without_base(join([value.label for value in values])), dims)
     are_whole = all(value.rows.axis != concat_axis for value in values) and len(ranks) == 1
-    require(are_whole, "rows are concatenated along their axis, or with other values")
+    require(are_whole, "rows are concatenated along the batch axis, or with values that are not rows")
     aligned = [dataclasses.replace(value, dims=with_dim(value, ONE)) for value in values]
     return Value(choice(aligned, aligned), dims)
 
@@ -215,7 +215,7 @@ def _(call: Call) -> Value:
 
 
 def broadcast(value: Value, dims: Dims) -> Value:
-    """Returns a value that is repeated along new dims or dims of size 1 to get these dims."""
+    """Returns a value broadcast to these dims."""
     rows = [axis for axis, dim in enumerate(dims) if dim is None or dim.power]
     label = value.label
     if isinstance(label, Rows):
@@ -226,7 +226,7 @@ def broadcast(value: Value, dims: Dims) -> Value:
         return Value(without_base(label), dims)
     size = dims[rows[0]]
     is_repeated = len(rows) == 1 and isinstance(label, Replicated) and _is_row_multiple(size)
-    require(is_repeated, "a value that is not replicated is repeated for each row")
+    require(is_repeated, "a value that differs between replicas is broadcast along the batch axis")
     return Value(Rows(rows[0], size, label.power), dims)  # type: ignore[arg-type]
 
 
@@ -268,7 +268,7 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     start, limit, step = (bound.integers[0] for bound in call.inputs)
     numbers, is_integer = range(start, limit, step), call.operation.outputs[0].dtype.is_integer
-    require(is_integer and len(numbers) <= _MAX_NUMBERS, "the numbers are too many to be known")
+    require(is_integer and len(numbers) <= _MAX_NUMBERS, "the range is not of integers, or has too many elements")
     return numeric_value(sizes.array(map(sizes.size, numbers)))
 
 
@@ -330,7 +330,7 @@ _UNKNOWN = Value(ALL_ROWS)
 
 
 def _list(element: Value, *lengths: Value, dims: Dims | None = None) -> Value:
-    """Returns a list of tensors, which has the same length on all replicas if `lengths` are replicated."""
+    """Returns a list of tensors, whose label is known if all `lengths` are replicated."""
     is_known = all(length.is_replicated for length in lengths)
     return Value(REPLICATED, dims, element=element) if is_known else _UNKNOWN
 
@@ -394,7 +394,7 @@ def _(call: Call) -> Value:
 
 
 def _unstack(value: Value) -> Value:
-    """Returns the value of the parts of a tensor along its first axis."""
+    """Returns the value of each part of a tensor that is split along its first axis."""
     label = value.label
     dims = value.dims[1:] if value.dims is not None else None
     depends_on_rows = isinstance(label, AllRows) or isinstance(label, Rows) and not label.axis
