@@ -132,12 +132,12 @@ def test_errors_are_one_line(source, env, message):
 def test_without_sources_nobody_is_known(env):
     sources = [getattr(environment, name) for name in dir(environment) if name.startswith("from_")]
     assert any(source(env | AT) for source in sources)
-    assert [source(environment.without_sources(env)) for source in sources] == [None] * 6
+    assert [source(environment.without_rank_variables(env)) for source in sources] == [None] * 6
 
 
 def test_without_sources_keeps_the_rest():
     env = {"PATH": "/bin", "HOROVOD_FUSION_THRESHOLD": "0", "SLURM_JOB_ID": "7", "TFDIST_COORDINATOR": "h:1"}
-    assert environment.without_sources(env | MPICH) == env
+    assert environment.without_rank_variables(env | MPICH) == env
 
 
 HOROVOD = numbered("HOROVOD_", 1, 2, 0, 1)
@@ -158,4 +158,4 @@ def test_sources_that_disagree_are_refused():
 
 def test_one_process_without_any_source():
     assert detect_cluster({}) == Cluster()
-    assert describe(Cluster()) == "this is one process"
+    assert describe(Cluster()) == "this is a single process"

@@ -296,7 +296,7 @@ def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"cluster": Cluster()}, "this is one process"),
+        ({"cluster": Cluster()}, "this is a single process"),
         ({"cluster": Cluster(1, 4, 1, 2)}, "the job is on several hosts"),
         ({"environment": {"TFDIST_ELASTIC": "1"}}, "the job is elastic"),
         ({"environment": {"HOROVOD_ELASTIC": "1"}}, "the job is elastic"),

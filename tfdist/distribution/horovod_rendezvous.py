@@ -26,7 +26,7 @@ from horovod.runner.gloo_run import create_slot_env_vars
 from tfdist.cluster.affinity import cores_per_process, cpu_quota
 from tfdist.cluster.devices import BINDING_LAUNCHERS
 from tfdist.cluster.environment import Cluster
-from tfdist.cluster.quiet_tensorflow import environment_variables
+from tfdist.cluster.quiet_tensorflow import temporary_environment_variables
 from tfdist.collectives.no_constant_folding import hide_constant
 from tfdist.coordination import Group, horovod_store
 from tfdist.coordination.job_token import (
@@ -65,7 +65,7 @@ def pmi_service(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[
     threading.Thread(target=service.serve, args=(service_end,), name="mpi process management", daemon=True).start()
     end = str(library_end.detach())  # the library closes it
     variables = {"PMI_FD": end, "PMI_RANK": str(group.rank), "PMI_SIZE": str(group.size)}
-    with environment_variables(variables):  # srun may have set some
+    with temporary_environment_variables(variables):  # srun may have set some
         yield
 
 
@@ -211,7 +211,7 @@ def choose_library(group: Group, cluster: Cluster) -> Choice:
 def rank_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
     """Returns the choice of one rank, with the number of cores that it may use and Horovod's `mpi_library`."""
     reasons_against_mpi = (
-        (cluster.size == 1, "this is one process"),
+        (cluster.size == 1, "this is a single process"),
         (any(environment.get(name) == "1" for name in ELASTIC_VARIABLES), "the job is elastic"),
         ("HOROVOD_RANK" in environment and ADDRESS_VARIABLE not in environment, "horovodrun started the processes"),
         (has_gpus, "the ranks have GPUs"),
@@ -402,7 +402,7 @@ def start_with_group(group: Group, cluster: Cluster, communication: str = "", **
                 "process_sets."
             )
         initialize(group, _host_addresses(cluster, group), STALL_SECONDS)
-        with environment_variables({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}):
+        with temporary_environment_variables({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}):
             _init(options, communication)
     else:
         os.environ.update(serve_and_describe(cluster, group))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tfdist.cluster.environment import Cluster, Environment, describe, detect_cluster, hint
+from tfdist.cluster.environment import Cluster, Environment, describe, detect_cluster, multi_process_hint
 from tfdist.cluster.tf_config import EXAMPLE
 from tfdist.config.strategy_registry import (
     AUTO,
@@ -31,7 +31,7 @@ class Detection:
 
     @property
     def cause(self) -> str:
-        """The clause of `reason` that gives the cause, such as `because this is one process with one local device`."""
+        """The clause of `reason` that gives the cause, such as `because this is a single process with one local device`."""
         return self.reason.partition(", ")[2].rstrip(".")
 
 
@@ -61,7 +61,7 @@ def detect(
         selected = next(entry for entry in DECLARATIONS if entry.auto and entry.auto(cluster, local_devices))
         devices = f"{local_devices} local devices" if local_devices > 1 else "one local device"
         is_one = selected.processes is Processes.ONE
-        cause = f"this is one process with {devices}{hint(env)}" if is_one else describe(cluster)
+        cause = f"this is a single process with {devices}{multi_process_hint(env)}" if is_one else describe(cluster)
         return Detection(cluster, selected.name, f"Using strategy {selected.name}, because {cause}.")
     _check_processes(strategy, (declaration or strategy_declaration(strategy)).processes, cluster)
     return Detection(cluster, strategy, f"Using strategy {strategy}, set by --strategy; {describe(cluster)}.")
