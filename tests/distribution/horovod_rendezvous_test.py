@@ -134,7 +134,7 @@ PLACED = {"HOROVOD_RANK": "1", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
 FASTER, SAID, GIVEN = "because it is faster", "as --communication says", "as TFDIST_COMMUNICATION says"
-BY_PROGRAM, BY_RUN = "because the program does not choose", "because horovodrun started the processes"
+BY_PROGRAM, BY_RUN = "because the program does not choose a library", "because horovodrun started the processes"
 GLOO, MPI_STEPS = ["group", "rendezvous", "Horovod"], ["group", "MPI", "Horovod"]
 GROUP_LAST = ["Horovod", "group"]
 
@@ -221,7 +221,7 @@ def test_a_library_that_the_launcher_has_not_started_is_refused(
         (
             {},
             lambda: horovod_rendezvous.start_with_group(Others([]), BY_MPIRUN),
-            "a process can start Horovod only once.* Received: a second start.",
+            "a process can start Horovod only once.* Received: a second call.",
         ),
     ],
 )
@@ -243,7 +243,7 @@ def test_a_second_start_takes_the_library_that_the_first_one_chose(monkeypatch):
 def test_the_library_is_that_of_the_first_start(monkeypatch):
     started = Started(monkeypatch, {})
     horovod_rendezvous.start_with_group(Others([]), BY_TF_CONFIG, "mpi")
-    with pytest.raises(InputError, match="Horovod keeps the library of its first start .* Received: gloo after mpi."):
+    with pytest.raises(InputError, match="Horovod keeps the library with which .* Received: gloo after mpi."):
         horovod_rendezvous.start_with_group(Others([]), BY_TF_CONFIG, "gloo")
     assert started.steps == ["MPI", "Horovod"]
 
@@ -260,8 +260,8 @@ def test_processes_that_the_library_of_mpi_does_not_find_are_refused(monkeypatch
 @pytest.mark.parametrize(
     ("library", "message"),
     [
-        ("", "needs a Horovod that was built with MPI. Received: a Horovod without MPI. Run `pip install mpich` and "),
-        ("Open MPI 5.0.11", "Only mpirun can start processes of Open MPI. Received: Horovod with Open MPI 5.0.11."),
+        ("", "requires Horovod built with MPI. Received: Horovod without MPI. Run `pip install mpich` and "),
+        ("Open MPI 5.0.11", "Open MPI needs processes started by mpirun. Received: Horovod with Open MPI 5.0.11."),
     ],
 )
 def test_a_horovod_that_cannot_start_mpi_is_refused(monkeypatch, library, message):

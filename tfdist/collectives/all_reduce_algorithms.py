@@ -307,7 +307,7 @@ def check_algorithm(name: str, topology: Topology) -> None:
     if name == "hierarchical" and not _has_levels(topology):
         raise InputError(
             "--all_reduce=hierarchical needs several hosts with the same number of replicas, at least 2. Received: "
-            f"hosts with {topology} replicas. Give --topology, such as 2,2, or use another algorithm."
+            f"hosts with {topology} replicas. Pass --topology, such as 2,2, or use another algorithm."
         )
 
 
