@@ -42,7 +42,7 @@ class RemoteVariable:
     device = ""
 
     def __init__(self, key: str, variable: keras.Variable, servers: Servers, *, is_chief: bool):
-        """Initializes the access to a variable by its key on the servers. If all processes assign a value, the chief writes it."""
+        """Initializes the access to a variable by its key on the servers. If all processes assign it, the chief writes it."""
         self._key, self._servers, self._is_chief = key, servers, is_chief
         self._model = servers.models + 1  # number of the model that is being built
         self._path = variable.path

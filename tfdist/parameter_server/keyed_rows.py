@@ -88,7 +88,7 @@ class KeyedTable(abc.ABC):
 
     @abc.abstractmethod
     def write_keys(self, keys: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> None:
-        """Replaces all keys with results of `read_keys`, and rows with initial rows. A new table gets as many slots as before."""
+        """Replaces all keys with results of `read_keys`, and rows with initial rows. A new table gets as many slots."""
 
     @abc.abstractmethod
     def read_rows(self, keys: np.ndarray, index: int = 0) -> np.ndarray:
