@@ -50,7 +50,7 @@ def test_the_example_in_the_messages_is_right():
         (text({"worker": TWO}, ("worker", -1)), "index must be in"),
         (text({"worker": TWO}, ("worker", True)), "index must be in"),
         (text({"worker": TWO}, ("worker", None)), "index must be in"),
-        (text({"worker": TWO, "evaluator": ["e:1"]}, ("evaluator", 0)), "must train.*`tfdist evaluate`"),
+        (text({"worker": TWO, "evaluator": ["e:1"]}, ("evaluator", 0)), "may be an evaluator only.*`tfdist evaluate`"),
         (text({"worker": TWO, "ps": ["p:1"]}, ("ps", 1)), r"index must be in \[0, 1\)"),
         (text({"worker": TWO, "ps": ["a:1"]}), "a different address"),
         (text({"worker": TWO, "master": ["m:1"]}), "may have chief, worker, ps and evaluator. Received: 'master'"),

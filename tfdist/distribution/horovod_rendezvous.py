@@ -140,11 +140,11 @@ def library_name(version: str) -> str:
 
 
 def starts_without_mpirun(name: str) -> bool:
-    """Returns whether `initialize` can start the library with this name, which is false for Open MPI."""
+    """Returns whether `initialize_mpi` can start the library with this name, which is false for Open MPI."""
     return not name.startswith("Open MPI")
 
 
-def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
+def initialize_mpi(group: Group, hosts: Sequence[str], seconds: float) -> None:
     """Initializes MPI once in this process, however often Horovod is started.
 
     MPI then ends with the process, not with Horovod: it cannot be initialized again, and ending it would wait for lost ranks.
@@ -191,25 +191,27 @@ MPI_CORES = 2  # cores per rank that MPI needs: one polls while the other comput
 _HOROVOD_VARIABLES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
 
 
-class Choice(NamedTuple):
+class LibraryChoice(NamedTuple):
     """A library, "gloo" or "mpi", and the reason for it, a clause that begins with "because" or "as"."""
 
     library: str
     reason: str
 
 
-def choose_library(group: Group, cluster: Cluster) -> Choice:
+def choose_library(group: Group, cluster: Cluster) -> LibraryChoice:
     """Chooses the library for all members: Gloo if any member has a reason against MPI. Every member must call it."""
     cores = cores_per_process(cluster.local_size, assigned=cluster.source in BINDING_LAUNCHERS)
     quota = cpu_quota() / cluster.local_size
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
     local_choice = rank_choice(cluster, min(cores, quota), mpi_library(), has_gpus, os.environ)
-    choices = [Choice(*choice) for choice in group.gather("horovod/automatic", list(local_choice))]
+    choices = [LibraryChoice(*choice) for choice in group.gather("horovod/automatic", list(local_choice))]
     return next((choice for choice in choices if choice.library == "gloo"), local_choice)
 
 
-def rank_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
-    """Returns the choice of one rank, given the number of cores that it may use and the name `mpi` of Horovod's MPI library."""
+def rank_choice(
+    cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]
+) -> LibraryChoice:
+    """Returns the choice of one rank, which may use this number of cores; `mpi` is the name of Horovod's MPI library."""
     reasons_against_mpi = (
         (cluster.size == 1, "this is a single process"),
         (any(environment.get(name) == "1" for name in ELASTIC_VARIABLES), "the job is elastic"),
@@ -225,12 +227,12 @@ def rank_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, enviro
     )
     for applies, reason in reasons_against_mpi:
         if applies:
-            return Choice("gloo", f"because {reason}")
-    return Choice("mpi", f"because all ranks are on one host, with {cores:g} cores each")
+            return LibraryChoice("gloo", f"because {reason}")
+    return LibraryChoice("mpi", f"because all ranks are on one host, with {cores:g} cores each")
 
 
 COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", used if there is no flag
-CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+STALL_CHECK, STALL_SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 STALL_SECONDS = 600
 _MAX_ADDRESS_BYTES = 512  # bytes of a host name and port, with room to spare
 _library_in_use: dict[str, str] = {}  # "communication": the library; "reason": why it was chosen
@@ -290,7 +292,7 @@ def start_horovod(
     return group
 
 
-def automatic_choice(group: Group, cluster: Cluster) -> Choice:
+def automatic_choice(group: Group, cluster: Cluster) -> LibraryChoice:
     """Returns the choice for "auto" without starting Horovod; all members must call this function."""
     choice = _requested_choice("auto", cluster)
     return choose_library(group, cluster) if choice.library == "auto" else choice
@@ -322,7 +324,7 @@ def _knows_coordinator(cluster: Cluster) -> bool:
     return bool(cluster.coordinator or ADDRESS_VARIABLE in os.environ)
 
 
-def _requested_choice(communication: str, cluster: Cluster) -> Choice:
+def _requested_choice(communication: str, cluster: Cluster) -> LibraryChoice:
     """Returns the requested library and the reason; the library is "auto" if `choose_library` must choose."""
     if cluster.source == "MPI":
         if communication == "gloo":
@@ -330,9 +332,9 @@ def _requested_choice(communication: str, cluster: Cluster) -> Choice:
                 "--communication=gloo is for processes that mpirun has not started. Received: mpirun's variables. Remove the "
                 "flag, or use `tfdist launch`."
             )
-        return Choice("mpi", "because mpirun started the processes")
+        return LibraryChoice("mpi", "because mpirun started the processes")
     if communication in ("gloo", "mpi"):
-        choice, origin = Choice(communication, "as --communication says"), "--communication"
+        choice, origin = LibraryChoice(communication, "as --communication says"), "--communication"
     else:
         choice, origin = _environment_choice(communication), COMMUNICATION_VARIABLE
     if choice.library == "mpi" and "HOROVOD_RANK" in os.environ and not _knows_coordinator(cluster):
@@ -343,7 +345,7 @@ def _requested_choice(communication: str, cluster: Cluster) -> Choice:
     return choice
 
 
-def _environment_choice(communication: str) -> Choice:
+def _environment_choice(communication: str) -> LibraryChoice:
     """Returns the choice for "auto", or for a program that does not choose a library."""
     library = os.environ.get(COMMUNICATION_VARIABLE)
     if library and library not in ("gloo", "mpi"):
@@ -351,14 +353,14 @@ def _environment_choice(communication: str) -> Choice:
             f"{COMMUNICATION_VARIABLE} must be gloo or mpi. Received: {library}. Unset it, or use one of them."
         )
     if library:
-        return Choice(library, f"as {COMMUNICATION_VARIABLE} says")
+        return LibraryChoice(library, f"as {COMMUNICATION_VARIABLE} says")
     if communication == "auto":
         # Horovod's launcher also sets these variables, which are then not the user's choice.
         for name in _HOROVOD_VARIABLES if "HOROVOD_RANK" not in os.environ else ():
             if (library := os.environ.get(name, "").lower()) in ("gloo", "mpi"):
-                return Choice(library, f"as {name} says")
-        return Choice("auto", "because horovodrun started the processes")
-    return Choice(_library_in_use.get("communication", "gloo"), "because the program does not choose a library")
+                return LibraryChoice(library, f"as {name} says")
+        return LibraryChoice("auto", "because horovodrun started the processes")
+    return LibraryChoice(_library_in_use.get("communication", "gloo"), "because the program does not choose a library")
 
 
 def describe_communication() -> str:
@@ -404,7 +406,7 @@ def start_with_group(group: Group, cluster: Cluster, communication: str = "", **
                 f"hvd.init(comm=...) over MPI needs mpirun. Received: {cluster.source}'s variables. Replace comm by "
                 "process_sets."
             )
-        initialize(group, _host_addresses(cluster, group), STALL_SECONDS)
+        initialize_mpi(group, _host_addresses(cluster, group), STALL_SECONDS)
         with temporary_environment_variables({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}):
             _init(options, communication)
     else:
@@ -433,9 +435,12 @@ def stall_settings(environment: Mapping[str, str], max_seconds: int = STALL_SECO
 
     The defaults are 60 and `max_seconds`. Shutdown must be later than the warning: if the user sets one, the other is adjusted.
     """
-    shutdown_seconds = int(environment.get(SHUTDOWN) or 0) or max_seconds  # 0 means never in Horovod
-    check = int(environment.get(CHECK) or max(1, min(60, shutdown_seconds // 2)))
-    return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(max_seconds, 2 * check))}
+    shutdown_seconds = int(environment.get(STALL_SHUTDOWN) or 0) or max_seconds  # 0 means never in Horovod
+    check = int(environment.get(STALL_CHECK) or max(1, min(60, shutdown_seconds // 2)))
+    return {
+        STALL_CHECK: str(check),
+        STALL_SHUTDOWN: environment.get(STALL_SHUTDOWN) or str(max(max_seconds, 2 * check)),
+    }
 
 
 def _broadcast_coordinator(cluster: Cluster) -> Cluster:

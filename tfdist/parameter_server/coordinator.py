@@ -184,11 +184,11 @@ class Coordinator:
         """Returns a worker's next ticket, the version to compute it from, all uncommitted tickets, and the loss scale.
 
         Waits until the worker may read that version. The lowest ticket is assigned first, so with a bound of 0, updates are in
-        the order of tickets. Returns None when no ticket is left. If workers compute whole tickets, this is when all tickets are
+        the order of tickets. Returns None when no ticket is left. If workers compute whole tickets, that is when all are
         committed or training has ended: a ticket of a lost worker or a rejected gradient may be assigned again until then.
 
         The version is a minimum, or None if the worker must keep its weights. In a replay, it is the exact version of each
-        server.
+        server. The loss scale is returned as its state.
         """
         dealer = worker if self._is_synchronous else 0
 

@@ -22,7 +22,7 @@ from tfdist.distribution.strategy import OptimizerShards, Strategy
 from tfdist.errors import InputError
 from tfdist.parameter_server.keyed_rows import KeyedTable, keyed_layers
 from tfdist.parameter_server.servers import Servers
-from tfdist.parameter_server.table_rows import TableForm, blocks, growing, read_in_blocks
+from tfdist.parameter_server.table_rows import TableForm, blocks, growing_variable, read_in_blocks
 from tfdist.row_semantics.declarations import GRAPH
 
 _ELEMENTWISE_OPTIMIZERS = "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
@@ -216,7 +216,7 @@ class EmbeddingTables:
             _check_updates_rows(model.optimizer)
         self._ids = {number: tf.Variable(tf.zeros([0], tf.int64), shape=[None]) for number in self.numbers}
         no_rows = {number: tf.zeros([0, table.shape[1]], table.dtype) for number, table in sorted(self._tables.items())}
-        self._rows = {number: growing(rows, trainable=True) for number, rows in no_rows.items()}
+        self._rows = {number: growing_variable(rows, trainable=True) for number, rows in no_rows.items()}
         self._record = tf.function(
             lambda batch: strategy.run(self._record_ids, batch), autograph=False, reduce_retracing=True
         )

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
-from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, growing, mix, read_in_blocks
+from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, growing_variable, mix64, read_in_blocks
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # increment of SplitMix64
 _INITIALIZERS = (
@@ -47,9 +47,9 @@ def initial_rows(initializer: Mapping[str, Any], keys: np.ndarray, width: int, d
     if name in ("Zeros", "Constant"):
         return np.full(shape, initializer.get("value", 0.0), dtype)
     seed = np.array([initializer["seed"] % (1 << 64)], np.uint64)
-    streams = mix(mix(keys) + mix(seed + _GOLDEN))[:, np.newaxis]
+    streams = mix64(mix64(keys) + mix64(seed + _GOLDEN))[:, np.newaxis]
     columns = np.arange(1, (width if name == "RandomUniform" else 2 * width) + 1, dtype=np.uint64)
-    uniform = (mix(streams + _GOLDEN * columns) >> np.uint64(11)) * 2.0**-53
+    uniform = (mix64(streams + _GOLDEN * columns) >> np.uint64(11)) * 2.0**-53
     if name == "RandomUniform":
         rows = initializer["minval"] + (initializer["maxval"] - initializer["minval"]) * uniform
     else:  # Box and Muller (1958)
@@ -143,12 +143,12 @@ class KeyedRows(TableRows, KeyedTable):
         self.shape, self.dtype = no_row.shape, no_row.dtype
         self._initializer, (self._admit_after, self._evict_after) = form.initializer, form.rule
         self._updated_variables, self._buffers = [], []
-        self.tables = [growing(no_row)]
+        self.tables = [growing_variable(no_row)]
         self.index = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
         self._candidates = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, [0, 0])
         self.write_keys(np.zeros([0, 2], np.int64), np.zeros([0, 3], np.int64), np.array([0, 1]))
 
-    def use(self) -> tuple[int, int, int]:
+    def usage(self) -> tuple[int, int, int]:
         """Returns the number of keys with a row, of keys that are only counted, and of evicted rows."""
         return int(self.index.size()), int(self._candidates.size()), self._evicted
 
@@ -178,7 +178,7 @@ class KeyedRows(TableRows, KeyedTable):
                 table.scatter_update(tf.IndexedSlices(keras_internals.value_of(slot), [0]))
             return
         capacity = len(self._last_use)
-        self.tables[1:] = [growing(tf.repeat(keras_internals.value_of(slot), capacity, 0)) for slot in slots]
+        self.tables[1:] = [growing_variable(tf.repeat(keras_internals.value_of(slot), capacity, 0)) for slot in slots]
 
     def read_keys(self) -> tuple[np.ndarray, ...]:
         keys, positions = (part.numpy() for part in self.index.export())
@@ -190,7 +190,7 @@ class KeyedRows(TableRows, KeyedTable):
     def write_keys(self, keys: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> None:
         if not self._buffers:  # the optimizer is not known yet
             no_row = tf.zeros(self.shape, self.dtype)
-            self.tables = [self.tables[0], *(growing(no_row) for _ in range(counts[1] - 1))]
+            self.tables = [self.tables[0], *(growing_variable(no_row) for _ in range(counts[1] - 1))]
         for table in self.tables:
             table.assign(tf.gather(table, [0]))
         for table in (self.index, self._candidates):  # traced functions look up in them

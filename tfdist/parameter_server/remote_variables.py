@@ -15,7 +15,7 @@ from tfdist.errors import InputError, byte_size, count_of
 from tfdist.gradients import Clip
 from tfdist.parameter_server.embedding_tables import EmbeddingTables, RemoteTable, RemoteVariable, is_table
 from tfdist.parameter_server.pushed_gradients import as_tensor
-from tfdist.parameter_server.servers import Servers, loads
+from tfdist.parameter_server.servers import Servers, bytes_by_server
 from tfdist.parameter_server.variable_server import optimizer_keys
 
 
@@ -67,7 +67,7 @@ class RemoteVariables(OptimizerShards):
         keyed = self.tables.keyed
         rows = {n: self._weights[n].shape[0] for n in self.tables.numbers if n not in keyed}
         sizes = [keras_internals.bytes_of(variable) for variable in self._weights]
-        server_loads = loads(sizes, self.servers.placement[: len(sizes)], rows, self.servers.count)
+        server_loads = bytes_by_server(sizes, self.servers.placement[: len(sizes)], rows, self.servers.count)
         tables = f"{count_of(len(rows), 'table')} by rows, {self.sparse_updates} updates; " if rows else ""
         tables += f"{count_of(len(keyed), 'table')} with a row per key; " if keyed else ""
         method = "" if self.servers.shard_variables == BY_SIZE else f" by {self.servers.shard_variables}"
@@ -194,7 +194,7 @@ class RemoteVariables(OptimizerShards):
 
     def describe_row_use(self) -> list[str]:
         """Describes how often rows of each table have been pulled, or how many keys have a row."""
-        parts = [self.servers.call_table(number, "use") for number in self.tables.numbers]
+        parts = [self.servers.call_table(number, "usage") for number in self.tables.numbers]
         uses = [[int(sum(counts)) for counts in zip(*of_table, strict=True)] for of_table in parts]
         return [
             f"{self._weights[number].path}: {first:,} keys have a row, {second:,} do not yet; {third:,} rows were evicted."

@@ -48,7 +48,7 @@ def _hash(path: str) -> int:
     return int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "little")
 
 
-def loads(sizes: Sequence[int], placement: Sequence[int], rows: Mapping[int, int], servers: int) -> list[int]:
+def bytes_by_server(sizes: Sequence[int], placement: Sequence[int], rows: Mapping[int, int], servers: int) -> list[int]:
     """Returns the bytes on each server, given the bytes of each variable, and the number of rows of each table by its index."""
 
     def load(server: int) -> int:

@@ -27,7 +27,7 @@ class TableForm(NamedTuple):
     rule: tuple[int, int] | None = None
 
 
-def mix(values: np.ndarray) -> np.ndarray:
+def mix64(values: np.ndarray) -> np.ndarray:
     """Returns a bijective hash of each integer, uint64: the finalizer of SplitMix64 (Steele et al., 2014)."""
     values = np.asarray(values).astype(np.uint64)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -41,7 +41,7 @@ def split(ids: np.ndarray, servers: int, by_key: bool = False) -> list[tuple[np.
     Row r is row r // servers on server r % servers. With contiguous blocks, one server would have all frequent rows, because
     tables are often sorted by frequency. The server of a key is its hash modulo `servers`, because keys may have a pattern.
     """
-    places = mix(ids) % np.uint64(servers) if by_key else ids % servers
+    places = mix64(ids) % np.uint64(servers) if by_key else ids % servers
     positions = [np.flatnonzero(places == server) for server in range(servers)]
     return [(own, ids[own] if by_key else (ids[own] // servers).astype(np.int32)) for own in positions]
 
@@ -71,7 +71,7 @@ def read_in_blocks(shape: Sequence[int], dtype: Any, read: Callable[[int, int], 
     return value
 
 
-def growing(rows: tf.Tensor, *, trainable: bool = False, name: str | None = None) -> tf.Variable:
+def growing_variable(rows: tf.Tensor, *, trainable: bool = False, name: str | None = None) -> tf.Variable:
     """Creates a variable with these rows whose number of rows may change."""
     return tf.Variable(rows, shape=[None, rows.shape[1]], trainable=trainable, name=name)
 
@@ -114,7 +114,7 @@ class TableRows:
             # An assignment to a slice would copy all rows.
             self.tables[0].scatter_update(tf.IndexedSlices(local_rows, np.arange(first, first + len(local_rows))))
 
-    def use(self) -> tuple[int, int, int]:
+    def usage(self) -> tuple[int, int, int]:
         """Returns the number of rows that were pulled, of all pulls, and of pulls of the most frequent 1% of all rows."""
         counts = self.pull_counts
         hot = max(len(counts) // 100, 1)
@@ -147,7 +147,7 @@ class TableRows:
         self._updated_variables = [self.variable, *slots] if lazy else []
         for table in map(keras_internals.value_of, self._updated_variables):
             name = table.name.partition(":")[0]  # the optimizer uses the name for weight decay
-            buffer = growing(tf.zeros([0, table.shape[1]], table.dtype), name=name, trainable=table.trainable)
+            buffer = growing_variable(tf.zeros([0, table.shape[1]], table.dtype), name=name, trainable=table.trainable)
             buffer._unique_id = table._unique_id  # by which the optimizer finds its slots
             self._buffers.append(buffer)
 

@@ -22,7 +22,7 @@ from tfdist.parameter_server.update_order import Update
 
 _POLL_SECONDS = 1.0
 _HANDLERS = ("define", "pull", "push", "discard", "write", "fetch", "call_table", "leave_out")
-_TABLE_METHODS = ("read_rows", "write_rows", "read_keys", "write_keys", "use")
+_TABLE_METHODS = ("read_rows", "write_rows", "read_keys", "write_keys", "usage")
 _define_lock = threading.Lock()  # because Keras is patched during a definition
 
 NextUpdates = Callable[[int, float], Sequence[Update]]  # (version, seconds to wait) -> the updates after the version
