@@ -197,7 +197,7 @@ class Shared(Without):
 
 BYTE = [tf.TensorSpec([1], tf.int8)]
 WITHOUT = "mirrored, multiworker and horovod have groups and messages. Received: a "
-SHARED = "a trace for each replica. Received: one that all"
+SHARED = "a trace for each replica. Received: a trace that all"
 
 
 @pytest.mark.parametrize(
