@@ -89,7 +89,7 @@ def test_auto(env, devices, strategy, source, rank):
     ],
 )
 def test_sources_that_disagree(env, first, second, strategy):
-    with pytest.raises(InputError, match=f"must agree.*{first}; {second}"):
+    with pytest.raises(InputError, match=f"must give this process the same rank and size.*{first}; {second}"):
         detect(env, strategy)
 
 
