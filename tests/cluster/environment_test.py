@@ -129,13 +129,13 @@ def test_errors_are_one_line(source, env, message):
         TORCHRUN,
     ],
 )
-def test_without_sources_nobody_is_known(env):
+def test_without_rank_variables_nobody_is_known(env):
     sources = [getattr(environment, name) for name in dir(environment) if name.startswith("from_")]
     assert any(source(env | AT) for source in sources)
     assert [source(environment.without_rank_variables(env)) for source in sources] == [None] * 6
 
 
-def test_without_sources_keeps_the_rest():
+def test_without_rank_variables_keeps_the_rest():
     env = {"PATH": "/bin", "HOROVOD_FUSION_THRESHOLD": "0", "SLURM_JOB_ID": "7", "TFDIST_COORDINATOR": "h:1"}
     assert environment.without_rank_variables(env | MPICH) == env
 
