@@ -44,14 +44,14 @@ class Horovod(Strategy):
     ):
         """Starts Horovod.
 
-        `groups` are sets of ranks that communicate, including pairs that exchange messages; the same on every process. They
-        become Horovod's process sets, which cannot be added later. Those of `all_reduce` are added. Other options are those of
-        the flags, but with an empty `communication`, the environment chooses, or Gloo is used: with MPI, a collective waits
-        forever for a lost rank, so choose "auto" only if something else ends the process.
+        `groups` are the sets of ranks that will communicate, including pairs that exchange messages, the same on every
+        process. They become Horovod's process sets, which cannot be added later. The groups that the `all_reduce` algorithm
+        needs are added. Other options are those of the flags, but an empty `communication` means the library set in the
+        environment, or Gloo. With MPI, a collective waits forever for a lost rank: "auto" needs another way to end the process.
         """
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)
-        # Training limits its calls by --stall_shutdown_seconds. Horovod's own limit, for other collectives, is an hour unless
+        # Training limits its calls by --stall_shutdown_seconds. Horovod's own limit, for all collectives, is an hour unless
         # the environment sets HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         sets: dict[tuple[int, ...], hvd.ProcessSet] = {}
         plans: list[AllReducePlan] = []

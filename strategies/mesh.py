@@ -37,7 +37,7 @@ from tfdist.layers.recompute import rematerialize
 
 _log = logging.getLogger(__name__)
 _SAME_SEED = (
-    "Call keras.utils.set_random_seed with the same seed on every process, which draws initial values for its devices."
+    "Call keras.utils.set_random_seed with the same seed on every process, because each draws the initial values."
 )
 
 
@@ -65,9 +65,9 @@ class MeshOfDevices(Strategy):
         intra_op_threads: int = 0,
         start_timeout_seconds: float = 120.0,
     ):
-        """Starts the engine, of which all processes have equal parts. Options are those of the flags.
+        """Starts the engine, with an equal part of the mesh in each process. Options are those of the flags.
 
-        Once all processes have joined, it waits `start_timeout_seconds` for their servers.
+        After all processes have joined, waits up to `start_timeout_seconds` for their servers.
         """
         self.cluster = cluster
         mesh = mesh_of(mesh_shape, devices, cluster.size)
@@ -95,7 +95,7 @@ class MeshOfDevices(Strategy):
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
-        """See base class. Variables with initializers are created on exit, when the names of their dims are known."""
+        """See base class. Variables with initializers are created on exit, when their dims have been named."""
         try:
             self._initialize_pending()
             with (
@@ -134,7 +134,7 @@ class MeshOfDevices(Strategy):
             rematerialize(uninitialized.owners[-1])
 
     def _add_checksum(self, name: str, value: tf.Tensor) -> None:
-        """Adds a checksum, compared when the scope ends: all processes must draw the same values for their devices."""
+        """Adds a checksum to compare when the scope ends: all processes must draw the same values for their devices."""
         if self.cluster.size > 1:
             self._checksums[name] = zlib.crc32(value.numpy().tobytes(), self._checksums.get(name, 0))
 
@@ -152,7 +152,7 @@ class MeshOfDevices(Strategy):
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See base class. Rejects operations that would crash the engine."""
         replicate = self.devices.copier(
-            functools.partial(self._add_checksum, "a tensor made outside of its layer's call")
+            functools.partial(self._add_checksum, "a tensor created outside of its layer's call")
         )
 
         def trace(*args: Any) -> Any:

@@ -14,8 +14,8 @@ from tfdist.collectives.process_groups import ProcessGroups, distinct_groups
 from tfdist.coordination import Group
 from tfdist.distribution.all_reduce_plan import plan_all_reduce
 from tfdist.distribution.sharded_optimizer import optimizer_shards
-from tfdist.distribution.tf_distribute import TensorFlowStrategy, agreed_creation
-from tfdist.distribution.tf_server import server_start, with_addresses
+from tfdist.distribution.tf_distribute import TensorFlowStrategy, consistent_variable_creator
+from tfdist.distribution.tf_server import wait_for_servers, with_addresses
 
 
 class MultiWorker(TensorFlowStrategy):
@@ -34,11 +34,11 @@ class MultiWorker(TensorFlowStrategy):
         topology: str = "",
         shard: str = "none",
     ):
-        """Starts this process's TensorFlow server and waits for those of the other processes.
+        """Starts this process's TensorFlow server and waits for the servers of the other processes.
 
-        `groups` are sets of ranks that communicate, including pairs that exchange messages; the same on every process, each of
-        which must have one replica. Those of `all_reduce` are added. Other options are those of the flags. Once all processes
-        have joined, it waits `start_timeout_seconds` for their servers.
+        `groups` are the sets of ranks that will communicate, including pairs that exchange messages. They must be the same on
+        every process, and they require one replica per process. The groups that the `all_reduce` algorithm needs are added.
+        Other options are those of the flags. After all have joined, waits up to `start_timeout_seconds` for their servers.
         """
         share_cores(cluster, intra_op_threads)
         group = join(cluster)
@@ -54,7 +54,7 @@ class MultiWorker(TensorFlowStrategy):
             task_id=cluster.rank,
             rpc_layer="grpc",
         )
-        with server_start(group, cluster.size, start_timeout_seconds):
+        with wait_for_servers(group, cluster.size, start_timeout_seconds):
             engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         keras_internals.create_variables_of_any_dtype(engine)
         local_replicas = engine.num_replicas_in_sync // cluster.size
@@ -65,7 +65,7 @@ class MultiWorker(TensorFlowStrategy):
         self._make_process_group = make_group
         self.tuned_collectives = plan.tune(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
-        self._variable_creation = agreed_creation(group)
+        self._variable_creation = consistent_variable_creator(group)
 
     @functools.cached_property
     def process_collectives(self) -> Collectives:

@@ -1,4 +1,4 @@
-"""Workers compute gradients; servers hold the variables and the optimizer's state, and apply updates."""
+"""Trains with workers, which compute gradients, and servers, which hold variables and optimizer state and apply updates."""
 
 import atexit
 import contextlib
@@ -31,7 +31,7 @@ from tfdist.parameter_server.variable_server import VariableServer
 
 _log = logging.getLogger(__name__)
 
-_SECONDS = 1.0  # between checks for lost processes
+_POLL_SECONDS = 1.0  # between checks for lost processes
 _CLOSING_SECONDS = 0.3
 
 
@@ -40,7 +40,7 @@ class ParameterServer(Strategy):
 
     name = "parameter_server"
     can_train_locally = False
-    trains_keyed_rows = True
+    supports_dynamic_embeddings = True
 
     def __init__(
         self,
@@ -56,36 +56,37 @@ class ParameterServer(Strategy):
     ):
         """Connects workers and servers. On a server, serves until the job ends, and then exits the process.
 
-        Options are those of the flags. Servers are the last processes of `cluster`; with 0, process 0 is also the server.
+        Options are those of the flags. Servers are the last processes of `cluster`; with `servers=0`, process 0 is also one.
         """
         workers = count_workers(servers, cluster.size, cluster.servers)
         servers = cluster.size - workers
         rule = parse_staleness(staleness)
-        rule.needed_shares(workers)  # before others wait for this process
+        rule.needed_shares(workers)  # raises for an invalid number of workers before other processes wait for this one
         share_cores(cluster, intra_op_threads)
-        job = join(cluster)
+        job_group = join(cluster)
         options = {"sparse_updates": sparse_updates, "shard_variables": shard_variables}
         options |= {"min_table_bytes": str(min_table_bytes)}
-        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(rule), **options}, "flag --")
-        job.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
+        job_group.agree("parameter_server/roles", {"servers": servers, "staleness": str(rule), **options}, "flag --")
+        job_group.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
         is_server = cluster.rank >= workers or servers == 0 == cluster.rank
-        self._server = _Server(cluster, job, workers, max(servers, 1), rule) if is_server else None
-        addresses = filter(None, job.gather("parameter_server/addresses", self._server.address if self._server else ""))
+        self._server = _Server(cluster, job_group, workers, max(servers, 1), rule) if is_server else None
+        own_address = self._server.address if self._server else ""
+        addresses = filter(None, job_group.gather("parameter_server/addresses", own_address))
         connections = [
-            Connection(address, _token(job, number), f"server {number} (rank {workers + number if servers else 0})")
-            for number, address in enumerate(addresses)
+            Connection(address, _token(job_group, i), f"server {i} (rank {workers + i if servers else 0})")
+            for i, address in enumerate(addresses)
         ]
         if self._server:
             self._server.coordinator = connections[0]
         if self._server and cluster.rank >= workers:
             for signal_number in (signal.SIGTERM, signal.SIGINT):  # workers need the servers to save
                 signal.signal(signal_number, signal.SIG_IGN)
-            self._server.wait(job)
+            self._server.wait(job_group)
             raise SystemExit(0)
         self.cluster = dataclasses.replace(cluster, size=workers, addresses=())
-        self.group = job.subgroup(range(workers))
+        self.group = job_group.subgroup(range(workers))
         self.replicas, self.local_replicas = workers, range(cluster.rank, cluster.rank + 1)
-        self._job = job
+        self._job_group = job_group
         self._servers = Servers(connections, cluster.rank, workers, shard_variables)
         self.group.describe_wait = self._servers.describe_wait
         self.collectives = WorkerCollectives(self._servers)
@@ -94,12 +95,12 @@ class ParameterServer(Strategy):
             self,
             self._servers,
             rule,
-            lambda: job.tolerate_losses(expendable_ranks),
+            lambda: job_group.tolerate_losses(expendable_ranks),
             sparse_updates=sparse_updates,
             min_table_bytes=min_table_bytes,
         )
         if self.is_chief:
-            job.on_departure(self._log_departure)
+            job_group.on_departure(self._log_departure)
         if not self._server:  # the threads of a server have already ended at exit
             atexit.register(self._servers.leave)
 
@@ -111,7 +112,7 @@ class ParameterServer(Strategy):
         return self.remote.creation()
 
     def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
-        """See base class. The number of rows of a table that are used differs between batches."""
+        """See base class. The number of embedding rows that a batch uses differs between batches."""
         return variable.value.shape
 
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
@@ -146,11 +147,11 @@ class ParameterServer(Strategy):
         _log.warning("Worker %s. Training continues with %d of %d workers.", reason, remaining, self.cluster.size)
 
     def close(self) -> None:
-        """See base class. Servers exit when all workers have called it."""
+        """See base class. Servers exit when all workers have called this method."""
         atexit.unregister(self._servers.leave)
         self._servers.leave()
         if self._server:
-            self._server.wait(self._job)
+            self._server.wait(self._job_group)
 
 
 class _Server:
@@ -162,7 +163,7 @@ class _Server:
 
     coordinator: Connection
 
-    def __init__(self, cluster: Cluster, job: Group, workers: int, servers: int, staleness: Staleness):
+    def __init__(self, cluster: Cluster, job_group: Group, workers: int, servers: int, staleness: Staleness):
         self._number, self._servers = max(cluster.rank - workers, 0), servers
         self._present_workers, self._all_have_left = {*range(workers)}, threading.Event()
         self.variables = VariableServer(self._updates, self._sum)
@@ -170,22 +171,22 @@ class _Server:
         if self._number == 0:
             coordinator = Coordinator(workers, staleness)
             handlers |= coordinator.handlers
-            job.on_departure(lambda loss: coordinator.forget(loss.rank))
-        job.on_departure(lambda loss: self._forget(loss.rank))
+            job_group.on_departure(lambda loss: coordinator.forget(loss.rank))
+        job_group.on_departure(lambda loss: self._forget(loss.rank))
         self._handlers = handlers
         host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
-        listener = listen(join_address(host, 0), "Give this host a name that it can resolve.")
-        self._service = Service(handlers, _token(job, self._number), listener)
+        listener = listen(join_address(host, 0), "Make this host's name resolvable, for example in /etc/hosts.")
+        self._service = Service(handlers, _token(job_group, self._number), listener)
         self.address = join_address(host, self._service.port)
 
-    def wait(self, job: Group) -> None:
+    def wait(self, job_group: Group) -> None:
         """Serves until all workers have left.
 
         Raises:
           PeerLostError: another process of the job is lost.
         """
-        while not self._all_have_left.wait(_SECONDS):
-            if loss := job.first_loss():
+        while not self._all_have_left.wait(_POLL_SECONDS):
+            if loss := job_group.first_loss():
                 raise PeerLostError(f"{loss}.")
         self.variables.close()
         self.coordinator.close()
@@ -214,8 +215,8 @@ class _Server:
         return float(sum(self._coordinate("gather", values, [np.asarray(value)]).arrays))
 
 
-def _token(job: Group, server: int) -> str:
-    return job.token_for(f"parameter server {server}")
+def _token(job_group: Group, server: int) -> str:
+    return job_group.token_for(f"parameter server {server}")
 
 
 STRATEGY = ParameterServer

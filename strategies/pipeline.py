@@ -50,7 +50,7 @@ class Pipeline(HasStages):
     ):
         """Starts the engine: Horovod under its launchers or with one of its libraries, otherwise TensorFlow.
 
-        Options are those of the flags. TensorFlow's servers wait `start_timeout_seconds` for each other.
+        Options are those of the flags. TensorFlow's servers wait up to `start_timeout_seconds` for each other.
         """
         self.grid = parse_grid(mesh_shape, cluster.size, layout)
         self.schedule = make_schedule(pipeline_schedule, self.grid.stages, micro_batches)
@@ -107,7 +107,7 @@ class Pipeline(HasStages):
         return self._engine.process_device()
 
     def _placement(self) -> contextlib.AbstractContextManager:
-        """Weights get their values after the model is cut."""
+        """See base class. Weights get their values after the model is cut."""
         reject_training_without_trainer()
         scopes = contextlib.ExitStack()
         scopes.enter_context(keras_internals.deferred_weights())

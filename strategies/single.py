@@ -19,7 +19,7 @@ class Single(Strategy):
     name = "single"
     replicas = 1
     local_replicas = range(1)
-    trains_keyed_rows = True
+    supports_dynamic_embeddings = True
 
     def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group]):
         self.cluster = cluster

@@ -23,8 +23,8 @@ class TPU(TensorFlowStrategy):
             tf.tpu.experimental.initialize_tpu_system(resolver)
         except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
             raise InputError(
-                f"--strategy=tpu needs a TPU that answers. Received: --tpu={tpu or '(none)'}: "
-                f"{str(error).strip().splitlines()[0]} Name one with --tpu=NAME (`local` on a TPU VM)."
+                f"--strategy=tpu requires a TPU that can be reached. Received: --tpu={tpu or '(none)'}: "
+                f"{str(error).strip().splitlines()[0]} Specify one with --tpu=NAME (`local` on a TPU VM)."
             ) from error
         super().__init__("tpu", tf.distribute.TPUStrategy(resolver), cluster=cluster, group=join(cluster))
 

@@ -31,8 +31,8 @@ HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 
 
 def run(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command, own = [sys.executable, "-m", "tfdist.doctor", *flags], environment.without_sources(os.environ) | variables
-    return captured(command, env=own, timeout=600)
+    own = environment.without_rank_variables(os.environ) | variables
+    return captured([sys.executable, "-m", "tfdist.doctor", *flags], env=own, timeout=600)
 
 
 def test_every_engine_is_tried_and_json_says_how():

@@ -211,7 +211,7 @@ def _become(arguments: list[str], environment: Mapping[str, str], directory: str
     name = arguments[1] if arguments[0] == "-m" else "python"
     pathlib.Path("/proc/self/comm").write_text(name)  # the command line remains that of the server
     np.random.seed()  # processes of the same server must not draw the same numbers
-    exit_status.end_with_exit_codes()
+    exit_status.install_exit_code_hook()
     return arguments
 
 

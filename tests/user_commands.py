@@ -5,14 +5,14 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.cluster.environment import without_sources
+from tfdist.cluster.environment import without_rank_variables
 
 
 def run_as_user(
     command: Sequence[str], directory: str | os.PathLike[str], **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end without settings of the test process; what it prints has its errors, too."""
-    inherited = without_sources(os.environ)
+    inherited = without_rank_variables(os.environ)
     own = {name: value for name, value in inherited.items() if not name.startswith("TFDIST_")}
     return subprocess.run(
         command,

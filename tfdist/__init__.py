@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 
 # Hides TensorFlow's messages; TF_CPP_MIN_LOG_LEVEL=0 shows them.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-exit_status.end_with_exit_codes()
+exit_status.install_exit_code_hook()
 # Horovod with MPI loads UCX, which would install handlers of SIGHUP, SIGSEGV and other signals.
 os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
 os.environ.setdefault("UCX_HANDLE_ERRORS", "")

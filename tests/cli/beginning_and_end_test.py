@@ -67,7 +67,7 @@ def test_what_a_class_of_the_user_s_declares_is_checked_before_it_starts(monkeyp
     ):
         with open_strategy.running_strategy(own):
             pass
-    with pytest.raises(InputError, match="--strategy=declaring:Own is for one process"):
+    with pytest.raises(InputError, match="--strategy=declaring:Own is for a single process"):
         open_strategy.choose(own, detect_context(own, RANK_0_OF_2))
 
 

@@ -43,11 +43,11 @@ def test_secrets_are_not_shown():
 
 
 def test_the_launcher_that_variables_tell_of():
-    assert doctor_machine.environment_section({})[0].text == "this is one process"
+    assert doctor_machine.environment_section({})[0].text == "this is a single process"
     assert doctor_machine.environment_section(STEP)[0].text == "Slurm says that this is rank 5 of 7"
     contradicting = STEP | {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
     [warning] = bad(doctor_machine.environment_section(contradicting))
-    assert "The sources of this process's rank must agree" in warning.text
+    assert "All environment variables must give this process the same rank and size" in warning.text
 
 
 def test_versions_that_are_not_supported(monkeypatch: pytest.MonkeyPatch):

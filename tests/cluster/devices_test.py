@@ -66,7 +66,7 @@ def test_processes_of_a_host_share_its_cores(monkeypatch, local_size, asked, exp
     monkeypatch.setattr(devices, "bind_to_share", lambda rank, size, assigned: max(1, 8 // size))
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", noted.append)
     monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: 0)
-    monkeypatch.setattr(devices, "allow_waiting", lambda count: noted.append(-count))
+    monkeypatch.setattr(devices, "add_inter_op_threads", lambda count: noted.append(-count))
     devices.share_cores(Cluster(size=local_size, local_size=local_size), asked)
     assert noted == [*expected, *([-1] if expected else [])]
 

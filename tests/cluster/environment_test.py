@@ -94,17 +94,17 @@ def test_source(source, env, expected):
     ("source", "env", "message"),
     [
         ("tf_config", tf_config(["a:1", "b:1"]) | {"TFDIST_COORDINATOR": "boss"}, "host:port. Received: 'boss'"),
-        ("horovod", {"HOROVOD_SIZE": "2"}, "Received: no HOROVOD_RANK"),
+        ("horovod", {"HOROVOD_SIZE": "2"}, "Received no HOROVOD_RANK"),
         ("horovod", numbered("HOROVOD_", 2, 2, 0, 1), "Received: rank 2 of 2"),
         ("horovod", numbered("HOROVOD_", -1, 2, 0, 1), "Received: rank -1 of 2"),
         ("horovod", numbered("HOROVOD_", 0, 2, 1, 1), "local rank 1 of 1"),
         ("horovod", numbered("HOROVOD_", 0, 2, 0, 3), "local rank 0 of 3"),
-        ("mpi", {"OMPI_COMM_WORLD_RANK": "0"}, "Received: no OMPI_COMM_WORLD_SIZE"),
-        ("mpi", {"PMI_RANK": "0", "PMI_SIZE": "2"}, "Received: no MPI_LOCALRANKID"),
-        ("slurm", {k: v for k, v in STEP.items() if k != "SLURM_JOB_ID"}, "Received: no SLURM_JOBID"),
-        ("slurm", {k: v for k, v in STEP.items() if k != "SLURM_STEP_NODELIST"}, "Received: no SLURM_STEP_NODELIST"),
+        ("mpi", {"OMPI_COMM_WORLD_RANK": "0"}, "Received no OMPI_COMM_WORLD_SIZE"),
+        ("mpi", {"PMI_RANK": "0", "PMI_SIZE": "2"}, "Received no MPI_LOCALRANKID"),
+        ("slurm", {k: v for k, v in STEP.items() if k != "SLURM_JOB_ID"}, "Received no SLURM_JOBID"),
+        ("slurm", {k: v for k, v in STEP.items() if k != "SLURM_STEP_NODELIST"}, "Received no SLURM_STEP_NODELIST"),
         ("slurm", STEP | {"SLURM_STEP_NODELIST": "gpu[1"}, "must read like gpu"),
-        ("slurm", STEP | {"SLURM_STEP_TASKS_PER_NODE": ""}, "Received: no SLURM_STEP_TASKS_PER_NODE"),
+        ("slurm", STEP | {"SLURM_STEP_TASKS_PER_NODE": ""}, "Received no SLURM_STEP_TASKS_PER_NODE"),
         ("kubernetes", POD, "neither TFDIST_COORDINATOR nor JOB_NAME"),
         ("kubernetes", POD | AT | {"JOB_COMPLETION_INDEX": "3"}, "Received: rank 3 of 3"),
         ("torchrun", TORCH | {"MASTER_PORT": "65536"}, "must be host:port"),
@@ -129,15 +129,15 @@ def test_errors_are_one_line(source, env, message):
         TORCHRUN,
     ],
 )
-def test_without_sources_nobody_is_known(env):
+def test_without_rank_variables_nobody_is_known(env):
     sources = [getattr(environment, name) for name in dir(environment) if name.startswith("from_")]
     assert any(source(env | AT) for source in sources)
-    assert [source(environment.without_sources(env)) for source in sources] == [None] * 6
+    assert [source(environment.without_rank_variables(env)) for source in sources] == [None] * 6
 
 
-def test_without_sources_keeps_the_rest():
+def test_without_rank_variables_keeps_the_rest():
     env = {"PATH": "/bin", "HOROVOD_FUSION_THRESHOLD": "0", "SLURM_JOB_ID": "7", "TFDIST_COORDINATOR": "h:1"}
-    assert environment.without_sources(env | MPICH) == env
+    assert environment.without_rank_variables(env | MPICH) == env
 
 
 HOROVOD = numbered("HOROVOD_", 1, 2, 0, 1)
@@ -158,4 +158,4 @@ def test_sources_that_disagree_are_refused():
 
 def test_one_process_without_any_source():
     assert detect_cluster({}) == Cluster()
-    assert describe(Cluster()) == "this is one process"
+    assert describe(Cluster()) == "this is a single process"

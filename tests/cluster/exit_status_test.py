@@ -25,7 +25,7 @@ def end(error):
     sys.stderr.flush()
     os._exit(9)
 
-exit_status.add_callback(end)
+exit_status.on_uncaught_error(end)
 """
 THREAD = "threading.Thread(target=stay).start()\n"
 EXECUTOR = "concurrent.futures.ThreadPoolExecutor().submit(stay)\n"

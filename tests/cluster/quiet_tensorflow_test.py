@@ -66,7 +66,7 @@ def test_variables_are_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("TFDIST_TEST_UNSET", raising=False)
     with (
         pytest.raises(ValueError, match="in the context"),
-        quiet_tensorflow.environment_variables({"TFDIST_TEST_BEFORE": "2", "TFDIST_TEST_UNSET": "3"}),
+        quiet_tensorflow.temporary_environment_variables({"TFDIST_TEST_BEFORE": "2", "TFDIST_TEST_UNSET": "3"}),
     ):
         assert (os.environ["TFDIST_TEST_BEFORE"], os.environ["TFDIST_TEST_UNSET"]) == ("2", "3")
         raise ValueError("in the context")

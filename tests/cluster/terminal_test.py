@@ -20,7 +20,7 @@ from tfdist.reporting.display import TerminalReporter, terminal_or_plain
 
 @pytest.mark.parametrize(("text", "columns"), [("75", 75), ("", 0), ("wide", 0), ("-3", 0)])
 def test_the_launcher_tells_the_columns(text, columns):
-    assert terminal.launcher_columns({terminal.LAUNCHER_VARIABLE: text}) == columns
+    assert terminal.launcher_columns({terminal.COLUMNS_VARIABLE: text}) == columns
     assert terminal.launcher_columns({}) == 0
 
 
@@ -54,7 +54,7 @@ def test_it_is_erased_on_a_terminal_and_not_written_elsewhere(monkeypatch):
 
 
 def test_a_launcher_reads_no_more_than_its_terminal_has_room_for(monkeypatch):
-    monkeypatch.setenv(terminal.LAUNCHER_VARIABLE, "7")
+    monkeypatch.setenv(terminal.COLUMNS_VARIABLE, "7")
     read, write = os.pipe()
     with os.fdopen(read) as shown, os.fdopen(write, "w") as pipe:
         monkeypatch.setattr(sys, "stderr", pipe)

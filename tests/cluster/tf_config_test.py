@@ -50,7 +50,7 @@ def test_the_example_in_the_messages_is_right():
         (text({"worker": TWO}, ("worker", -1)), "index must be in"),
         (text({"worker": TWO}, ("worker", True)), "index must be in"),
         (text({"worker": TWO}, ("worker", None)), "index must be in"),
-        (text({"worker": TWO, "evaluator": ["e:1"]}, ("evaluator", 0)), "must train.*`tfdist evaluate`"),
+        (text({"worker": TWO, "evaluator": ["e:1"]}, ("evaluator", 0)), "may be an evaluator only.*`tfdist evaluate`"),
         (text({"worker": TWO, "ps": ["p:1"]}, ("ps", 1)), r"index must be in \[0, 1\)"),
         (text({"worker": TWO, "ps": ["a:1"]}), "a different address"),
         (text({"worker": TWO, "master": ["m:1"]}), "may have chief, worker, ps and evaluator. Received: 'master'"),
@@ -61,7 +61,7 @@ def test_the_example_in_the_messages_is_right():
         (text({"worker": [5]}), "must list host:port"),
         (text({"worker": []}), "must have a worker"),
         (text({"evaluator": ["e:1"]}), "must have a worker"),
-        (text({"chief": ["c:1", "d:1"], "worker": TWO}), "one chief at most"),
+        (text({"chief": ["c:1", "d:1"], "worker": TWO}), "at most one chief"),
         (text({"chief": ["a:1"], "worker": ["a:1"]}), "a different address"),
         (text({"worker": ["localhost:1", "127.0.0.1:1"]}), "a different address"),
     ],
@@ -77,7 +77,7 @@ def test_an_evaluator_need_not_be_in_the_cluster():
     task = {"type": "evaluator", "index": 0}
     assert is_evaluator(json.dumps({"task": task})) and is_evaluator(text({"worker": TWO}, ("evaluator", "0")))
     assert not any(map(is_evaluator, ("", "{", "[]", "3", '{"task": 3}', text({"worker": TWO}))))
-    with pytest.raises(InputError, match="may have one evaluator, with the index 0. Received: index 1"):
+    with pytest.raises(InputError, match="may have only one evaluator, with index 0. Received: index 1"):
         is_evaluator(text({"worker": TWO}, ("evaluator", 1)))
 
 

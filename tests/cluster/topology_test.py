@@ -21,5 +21,5 @@ def test_names_of_hosts():
 
 @pytest.mark.parametrize("text", ["2,1", "2,3", "2,,2", "0,4", "two", "", "-1,5", "4.0", "²,2"])
 def test_numbers_that_do_not_fit(text):
-    with pytest.raises(InputError, match=f"with a sum of 4, .* Received: {text}. Write for example --topology=2,2."):
+    with pytest.raises(InputError, match=f"with a sum of 4, .* Received: {text}. For example, pass --topology=2,2."):
         Topology.parse(text, 4)

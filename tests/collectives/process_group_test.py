@@ -55,7 +55,7 @@ def test_gradients_are_those_of_all_ranks_or_refused(job):
                 np.testing.assert_array_equal(found[name], exact)
             for name, gradient in wanted.items():
                 if isinstance(found[name], bytes):
-                    assert b"does not differentiate. Call tfdist.collectives.all_reduce" in found[name]
+                    assert b"is not differentiable. Call tfdist.collectives.all_reduce" in found[name]
                 else:
                     np.testing.assert_array_equal(found[name], gradient)
 

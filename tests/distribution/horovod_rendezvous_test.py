@@ -14,7 +14,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.job_token import Route
 from tfdist.distribution import horovod_rendezvous
-from tfdist.distribution.horovod_rendezvous import Choice, choose_library, rank_choice
+from tfdist.distribution.horovod_rendezvous import LibraryChoice, choose_library, rank_choice
 from tfdist.errors import InputError
 
 
@@ -98,7 +98,7 @@ class Started:
     """What `start_horovod` does, in order."""
 
     def __init__(self, monkeypatch, variables):
-        self.steps, self.automatic = [], Choice("gloo", "because")
+        self.steps, self.automatic = [], LibraryChoice("gloo", "because")
         for name in ("HOROVOD_RANK", *LIBRARIES, "TFDIST_GROUP", "TFDIST_COORDINATOR", "TFDIST_COMMUNICATION"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
@@ -111,7 +111,7 @@ class Started:
         monkeypatch.setattr(horovod_rendezvous, "_library_in_use", {})
         monkeypatch.setattr(horovod_rendezvous, "choose_library", lambda *_: self.automatic)
         monkeypatch.setattr(horovod_rendezvous, "_init", self.init)
-        monkeypatch.setattr(horovod_rendezvous, "initialize", lambda *_: self.steps.append("MPI"))
+        monkeypatch.setattr(horovod_rendezvous, "initialize_mpi", lambda *_: self.steps.append("MPI"))
         monkeypatch.setattr(horovod_rendezvous, "serve_and_describe", lambda *_: self.steps.append("rendezvous") or {})
         monkeypatch.setattr(horovod_rendezvous, "_broadcast_coordinator", lambda cluster: cluster)
         monkeypatch.setattr(horovod_rendezvous, "_check_size", lambda *_: None)
@@ -134,7 +134,7 @@ PLACED = {"HOROVOD_RANK": "1", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
 FASTER, SAID, GIVEN = "because it is faster", "as --communication says", "as TFDIST_COMMUNICATION says"
-BY_PROGRAM, BY_RUN = "because the program does not choose", "because horovodrun started the processes"
+BY_PROGRAM, BY_RUN = "because the program does not choose a library", "because horovodrun started the processes"
 GLOO, MPI_STEPS = ["group", "rendezvous", "Horovod"], ["group", "MPI", "Horovod"]
 GROUP_LAST = ["Horovod", "group"]
 
@@ -166,7 +166,7 @@ def test_the_library_is_the_users_choice_or_that_of_the_launcher_or_the_faster_o
 ):
     """And it decides, with the launcher, who exchanges the addresses."""
     started = Started(monkeypatch, variables)
-    started.automatic = Choice("mpi", FASTER)
+    started.automatic = LibraryChoice("mpi", FASTER)
     monkeypatch.setattr(horovod_rendezvous.hvd, "mpi_enabled", lambda: True)
     monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: "MPICH 4.3.2")
     horovod_rendezvous.start_horovod(cluster, started.join, communication=communication, process_sets="dynamic")
@@ -221,7 +221,7 @@ def test_a_library_that_the_launcher_has_not_started_is_refused(
         (
             {},
             lambda: horovod_rendezvous.start_with_group(Others([]), BY_MPIRUN),
-            "a process can start Horovod only once.* Received: a second start.",
+            "a process can start Horovod only once.* Received: a second call.",
         ),
     ],
 )
@@ -234,7 +234,7 @@ def test_what_needs_mpirun_or_a_first_start_is_refused(monkeypatch, variables, s
 
 def test_a_second_start_takes_the_library_that_the_first_one_chose(monkeypatch):
     started = Started(monkeypatch, {})
-    started.automatic = Choice("mpi", "because it is faster")
+    started.automatic = LibraryChoice("mpi", "because it is faster")
     horovod_rendezvous.start_horovod(BY_TF_CONFIG, started.join, communication="auto")
     horovod_rendezvous.start_with_group(Others([]), BY_TF_CONFIG)
     assert started.steps == ["group", "MPI", "Horovod", "MPI", "Horovod"]
@@ -243,7 +243,7 @@ def test_a_second_start_takes_the_library_that_the_first_one_chose(monkeypatch):
 def test_the_library_is_that_of_the_first_start(monkeypatch):
     started = Started(monkeypatch, {})
     horovod_rendezvous.start_with_group(Others([]), BY_TF_CONFIG, "mpi")
-    with pytest.raises(InputError, match="Horovod keeps the library of its first start .* Received: gloo after mpi."):
+    with pytest.raises(InputError, match="Horovod keeps the library with which .* Received: gloo after mpi."):
         horovod_rendezvous.start_with_group(Others([]), BY_TF_CONFIG, "gloo")
     assert started.steps == ["MPI", "Horovod"]
 
@@ -260,14 +260,14 @@ def test_processes_that_the_library_of_mpi_does_not_find_are_refused(monkeypatch
 @pytest.mark.parametrize(
     ("library", "message"),
     [
-        ("", "needs a Horovod that was built with MPI. Received: a Horovod without MPI. Run `pip install mpich` and "),
-        ("Open MPI 5.0.11", "Only mpirun can start processes of Open MPI. Received: Horovod with Open MPI 5.0.11."),
+        ("", "requires Horovod built with MPI. Received: Horovod without MPI. Run `pip install mpich` and "),
+        ("Open MPI 5.0.11", "Open MPI needs processes started by mpirun. Received: Horovod with Open MPI 5.0.11."),
     ],
 )
 def test_a_horovod_that_cannot_start_mpi_is_refused(monkeypatch, library, message):
     monkeypatch.setattr(horovod_rendezvous, "mpi_library", lambda: library)
     with pytest.raises(InputError, match=message):
-        horovod_rendezvous.initialize(LocalGroup(), ["127.0.0.1"], 5.0)
+        horovod_rendezvous.initialize_mpi(LocalGroup(), ["127.0.0.1"], 5.0)
 
 
 @pytest.mark.parametrize(
@@ -290,13 +290,13 @@ MPICH = "MPICH 4.3.2"
 def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
     for cluster, environment in ((ONE_HOST, {}), (dataclasses.replace(ONE_HOST, source="Horovod"), WITH_GROUP)):
         found = rank_choice(cluster, 2, MPICH, False, environment)
-        assert found == Choice("mpi", "because all ranks are on one host, with 2 cores each")
+        assert found == LibraryChoice("mpi", "because all ranks are on one host, with 2 cores each")
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"cluster": Cluster()}, "this is one process"),
+        ({"cluster": Cluster()}, "this is a single process"),
         ({"cluster": Cluster(1, 4, 1, 2)}, "the job is on several hosts"),
         ({"environment": {"TFDIST_ELASTIC": "1"}}, "the job is elastic"),
         ({"environment": {"HOROVOD_ELASTIC": "1"}}, "the job is elastic"),
@@ -310,7 +310,7 @@ def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
 )
 def test_gloo_is_taken_elsewhere_and_the_reason_said(changes, reason):
     given = {"cluster": ONE_HOST, "cores": 8, "mpi": MPICH, "has_gpus": False, "environment": {}, **changes}
-    assert rank_choice(**given) == Choice("gloo", f"because {reason}")
+    assert rank_choice(**given) == LibraryChoice("gloo", f"because {reason}")
 
 
 class Job:
@@ -334,10 +334,13 @@ def large_host(monkeypatch):
 
 
 def test_one_rank_that_has_a_reason_against_mpi_decides_for_all(large_host):
-    mine, cores = Choice("mpi", "because all ranks are on one host, with 6 cores each"), Choice("gloo", "because cores")
+    mine, cores = (
+        LibraryChoice("mpi", "because all ranks are on one host, with 6 cores each"),
+        LibraryChoice("gloo", "because cores"),
+    )
     assert choose_library(Job(mine, mine), ONE_HOST) == mine
     assert choose_library(Job(mine, cores), ONE_HOST) == cores
-    assert choose_library(Job(cores, Choice("gloo", "because gpus")), ONE_HOST) == cores
+    assert choose_library(Job(cores, LibraryChoice("gloo", "because gpus")), ONE_HOST) == cores
 
 
 def test_a_limit_of_the_container_counts_as_fewer_cores(large_host, monkeypatch):

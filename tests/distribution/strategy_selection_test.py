@@ -89,7 +89,7 @@ def test_auto(env, devices, strategy, source, rank):
     ],
 )
 def test_sources_that_disagree(env, first, second, strategy):
-    with pytest.raises(InputError, match=f"must agree.*{first}; {second}"):
+    with pytest.raises(InputError, match=f"must give this process the same rank and size.*{first}; {second}"):
         detect(env, strategy)
 
 
@@ -113,13 +113,13 @@ OWN = "third.party:Class"
     ("env", "strategy", "options", "message"),
     [
         *(
-            (tf_config(2, 1), name, {}, f"--strategy={name} is for one process.*TF_CONFIG .* rank 1 of 2.*auto")
+            (tf_config(2, 1), name, {}, f"--strategy={name} is for a single process.*TF_CONFIG .* rank 1 of 2.*auto")
             for name in ("single", "mirrored", "tpu")
         ),
-        ({}, "multiworker", {}, "no TF_CONFIG. Example: TF_CONFIG='{"),
+        ({}, "multiworker", {}, "Received no TF_CONFIG. Example: TF_CONFIG='{"),
         (mpi("1", "2"), "multiworker", {}, "MPI's variables.*TFDIST_COORDINATOR"),  # where rank 0 is
         ({}, OWN, declared(Processes.SEVERAL), f"--strategy={OWN} needs to know its workers"),
-        (tf_config(2, 1), OWN, declared(Processes.ONE), f"--strategy={OWN} is for one process"),
+        (tf_config(2, 1), OWN, declared(Processes.ONE), f"--strategy={OWN} is for a single process"),
     ],
 )
 def test_numbers_of_processes_that_a_strategy_cannot_have(env, strategy, options, message):

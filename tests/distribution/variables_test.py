@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.coordination import LocalGroup
 from tfdist.distribution.strategy import State
-from tfdist.distribution.tf_distribute import agreed_creation
+from tfdist.distribution.tf_distribute import consistent_variable_creator
 
 
 class Listening(LocalGroup):
@@ -26,7 +26,7 @@ def test_each_variable_is_said_before_it_is_made_and_its_first_value_drawn_once(
         drawn.append(len(group.heard))
         return tf.ones([2, 3])
 
-    with tf.variable_creator_scope(agreed_creation(group)):
+    with tf.variable_creator_scope(consistent_variable_creator(group)):
         variable = keras.Variable(lambda shape, dtype: value(), shape=(2, 3), name="kernel")
         tf.Variable(1, name="count")
     assert drawn == [0] and variable.numpy().tolist() == [[1.0] * 3] * 2
@@ -45,7 +45,7 @@ def test_in_a_graph_the_value_is_left_to_it():
             made.append(tf.Variable(lambda: tf.zeros([2]), name="lazy"))
         return made[0] + 1.0
 
-    with tf.variable_creator_scope(agreed_creation(group)):
+    with tf.variable_creator_scope(consistent_variable_creator(group)):
         assert step().numpy().tolist() == [1.0, 1.0]
     assert len(group.heard) == 1
 

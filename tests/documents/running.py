@@ -121,7 +121,7 @@ def _signal(process: subprocess.Popen, number: signal.Signals) -> None:
 def _environment(folder: pathlib.Path) -> dict[str, str]:
     """Returns the variables of a reader's shell, without those of this process's job or of an outer test."""
     names = ("TFDIST_", "PYTEST_", "KERAS_", "MAKE")
-    inherited = {k: v for k, v in environment.without_sources(os.environ).items() if not k.startswith(names)}
+    inherited = {k: v for k, v in environment.without_rank_variables(os.environ).items() if not k.startswith(names)}
     inherited.pop("TF_CPP_MIN_LOG_LEVEL", None)
     bin_folder = pathlib.Path(sys.executable).parent
     own = {"PATH": f"{bin_folder}:{inherited['PATH']}", "HOME": str(folder / ".home"), "COLUMNS": "120"}

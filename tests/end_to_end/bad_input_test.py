@@ -35,7 +35,7 @@ TWO_DEVICES = "--strategy=mirrored --devices=2"
 MESH = "--strategy=mesh --mesh_shape=data"
 # By what is wrong: flags, and words of the answer. Other rows are in tests/cli/wrong_uses.tsv.
 ROWS: dict[str, tuple[str, ...]] = {
-    "sources disagree": ("", "must agree", "TF_CONFIG", "Horovod"),
+    "sources disagree": ("", "must give this process the same rank and size", "TF_CONFIG", "Horovod"),
     "one process among two": ("--strategy=mirrored", "--strategy=mirrored", "--strategy=auto"),
     "fashion_mnist": ("--dataset=fashion_mnist", "fashion_mnist", "--data_dir"),
     "tfds": ("--dataset=tfds:mnist --data_dir=nothing", "tfds:mnist", "tfds build mnist"),

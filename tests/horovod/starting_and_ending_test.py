@@ -99,6 +99,6 @@ def test_a_rank_that_fails_without_a_launcher_does_not_wait(tmp_path: pathlib.Pa
 )
 def test_the_users_settings_of_warnings_and_ends_stand_and_ours_keep_to_them(check, shutdown, expected):
     """0 means never; the user may set a shutdown before the check, for which Horovod logs a warning."""
-    given = {rendezvous.CHECK: check, rendezvous.SHUTDOWN: shutdown}
+    given = {rendezvous.STALL_CHECK: check, rendezvous.STALL_SHUTDOWN: shutdown}
     found = rendezvous.stall_settings({name: value for name, value in given.items() if value}, 3600)
-    assert (int(found[rendezvous.CHECK]), int(found[rendezvous.SHUTDOWN])) == expected
+    assert (int(found[rendezvous.STALL_CHECK]), int(found[rendezvous.STALL_SHUTDOWN])) == expected

@@ -158,7 +158,7 @@ def test_tickets_of_lost_workers_are_computed_once_by_others(seed):
             time.sleep(random.random() * 2e-3)
             coordinator.forget(worker)
             for call in (coordinator.take, coordinator.result):
-                with pytest.raises(PeerLostError, match="the others go on without it"):
+                with pytest.raises(PeerLostError, match="the others continue without it"):
                     call(worker)
         return committed
 
@@ -180,7 +180,7 @@ def test_gather_goes_on_without_a_lost_worker_and_names_who_took_part():
         coordinator.forget(1)
         answers = [call.result(timeout=20) for call in calls]
     assert [answer.values for answer in answers] == [{"members": [0, 2]}] * 2
-    with pytest.raises(PeerLostError, match="the others go on without it"):
+    with pytest.raises(PeerLostError, match="the others continue without it"):
         coordinator.gather(Message({}, [np.array(1)]), "a", 1)
     assert [[*map(int, answer.arrays)] for answer in answers] == [[0, 2]] * 2 and not coordinator._gathers
 

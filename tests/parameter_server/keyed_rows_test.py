@@ -145,7 +145,7 @@ def test_memory_is_that_of_the_keys_in_use():
         keys = np.array([-1, *range(10 * update, 10 * update + 10)])
         with table.updating(keras.ops.convert_to_tensor(keys), keras.ops.ones((11, WIDTH))) as gradient:
             table.variable.value.assign_sub(gradient)
-    rows, candidates, evicted = table.use()
+    rows, candidates, evicted = table.usage()
     assert (rows, candidates, evicted) == (41, 0, 2000 - 40)
     assert all(len(each.numpy()) <= 2 * 81 for each in table.tables), "at most 81 rows at a time"
     np.testing.assert_allclose(table.read_rows(np.array([-1, 1995])), [initial(-1) - 200, initial(1995) - 1])

@@ -137,4 +137,4 @@ def test_the_use_of_rows_is_counted():
     for _ in range(5):
         rows.pull_counts[np.array([3, 140])] += 1
     rows.pull_counts[np.array([7])] += 1
-    assert rows.use() == (3, 11, 5)  # 1% of 150 rows is one
+    assert rows.usage() == (3, 11, 5)  # 1% of 150 rows is one

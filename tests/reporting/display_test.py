@@ -43,13 +43,13 @@ def test_a_program_that_only_imports_ipython_is_no_notebook(monkeypatch):
 
 
 def test_a_pipe_to_a_launcher_in_a_terminal_gets_a_bar_and_a_file_gets_lines(monkeypatch, tmp_path):
-    monkeypatch.setenv(terminal.LAUNCHER_VARIABLE, "70")
+    monkeypatch.setenv(terminal.COLUMNS_VARIABLE, "70")
     read, write = os.pipe()
     with os.fdopen(read) as _, os.fdopen(write, "w") as pipe, open(tmp_path / "file", "w") as file:
         assert isinstance(terminal_or_plain(pipe), InPlaceReporter)
         assert isinstance(terminal_or_plain(file), PlainReporter)
         assert isinstance(terminal_or_plain(io.StringIO()), PlainReporter)
-        monkeypatch.delenv(terminal.LAUNCHER_VARIABLE)
+        monkeypatch.delenv(terminal.COLUMNS_VARIABLE)
         assert isinstance(terminal_or_plain(pipe), PlainReporter)
 
 

@@ -58,7 +58,7 @@ OWN = {
 def run(arguments: list[str], directory: pathlib.Path, start: processes.Start = forked.start) -> str:
     """Runs Python in a directory; returns its output."""
     inherited = {
-        name: v for name, v in environment.without_sources(os.environ).items() if not name.startswith("TFDIST_")
+        name: v for name, v in environment.without_rank_variables(os.environ).items() if not name.startswith("TFDIST_")
     }
     with tempfile.TemporaryFile() as output:
         process = start([sys.executable, *arguments], inherited, output, str(directory))

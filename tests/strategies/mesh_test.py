@@ -279,7 +279,7 @@ SEQUENCES = RANDOM.standard_normal((16, 6, 2)).astype("float32"), NEXT[:16, 0]
         (lambda on: trainer_of(on, compression="int8"), "On a mesh, DTensor reduces gradients itself"),
         (lambda _: mesh(shard="all"), "^shard=all is not known"),
         (lambda _: mesh(shard="optimizer", shard_axis="modell"), "no axis modell"),
-        (name_dims_of_what_is_laid_out, "must come before variables are laid out. Received: .*dense/kernel"),
+        (name_dims_of_what_is_laid_out, "must be called before variables are laid out. Received: .*dense/kernel"),
     ],
 )
 def test_what_is_refused(mistake, message, mesh2x2):

@@ -107,7 +107,7 @@ print(int(sum(float(x) for x in together(tf.ones([])))))
 def test_a_waiting_numpy_function_keeps_a_thread(threads: int, operations: int, seconds: int, waited: int) -> None:
     """Guards: a `tf.numpy_function` that waits in Python keeps one of the threads between operations.
 
-    What depends on it: `cluster.devices.allow_waiting`, which adds threads for the operations of a step that wait for the
+    What depends on it: `cluster.devices.add_inter_op_threads`, which adds threads for operations of a step that wait for the
     devices of the process, while messages of the engine wait for other processes.
     """
     command = [sys.executable, "-c", WAITING, *map(str, (threads, operations, seconds))]

@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 import tfdist
 from tfdist.cli.horovod_build import PATCHED_VERSION
 from tfdist.cluster.affinity import cpu_quota
-from tfdist.cluster.environment import describe, detect_cluster, hint
+from tfdist.cluster.environment import describe, detect_cluster, multi_process_hint
 from tfdist.coordination.job_token import INSECURE_VARIABLE, LOOPBACK, MIN_TOKEN_LENGTH, is_loopback, user_token
 from tfdist.errors import InputError, byte_size, truncate
 from tfdist.reporting.environment import versions
@@ -201,7 +201,7 @@ def _launcher(environment: Mapping[str, str]) -> Finding:
         cluster = detect_cluster(environment)
     except InputError as error:
         return Finding(Status.WARNING, str(error), "Unset the variables of the wrong launcher.")
-    return Finding(Status.OK, f"{describe(cluster)}{hint(environment)}")
+    return Finding(Status.OK, f"{describe(cluster)}{multi_process_hint(environment)}")
 
 
 _LOOPBACK_TIMEOUT_SECONDS = 5.0  # for a message over the loopback interface

@@ -18,7 +18,7 @@ from tfdist.checkpoint.format import newest, step_of
 from tfdist.cli import resume
 from tfdist.cli.early_checks import check_data, detect_context
 from tfdist.cluster import signals
-from tfdist.cluster.environment import without_sources
+from tfdist.cluster.environment import without_rank_variables
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.cluster.tf_config import EVALUATOR
 from tfdist.config.fields import replace_fields
@@ -45,7 +45,7 @@ def main(config: TrainConfig) -> int:
     check(config, job_name)
     if config.dry_run:  # the chief describes the run
         return ExitCode.DONE
-    environment = without_sources(os.environ)
+    environment = without_rank_variables(os.environ)
     check_data(config, detect_context(config, environment))
     record_lock = threading.Lock()  # SIGTERM leaves no incomplete record
     with _exit_on_sigterm(record_lock):

@@ -327,7 +327,7 @@ def server_report(config: LayoutConfig) -> Report:
     load_tensorflow()
     from tfdist import keras_internals
     from tfdist.parameter_server.embedding_tables import is_table
-    from tfdist.parameter_server.servers import loads, placement_of
+    from tfdist.parameter_server.servers import bytes_by_server, placement_of
 
     staleness, servers = parse_staleness(config.staleness), max(config.servers, 1)
     abstract_model, plan, examples = _replicated_plan(config, 1 if staleness.whole_batches else config.processes)
@@ -344,8 +344,8 @@ def server_report(config: LayoutConfig) -> Report:
     server_plans = [plans[id(variable)] for variable in server_variables]
     placement = placement_of([(v.path, v.bytes) for v in server_plans], row_counts, servers, config.shard_variables)
     placements = list(zip(server_plans, placement, strict=True))
-    variable_loads = loads([v.bytes for v in server_plans], placement, row_counts, servers)
-    state_loads = loads([v.optimizer_bytes for v in server_plans], placement, row_counts, servers)
+    variable_loads = bytes_by_server([v.bytes for v in server_plans], placement, row_counts, servers)
+    state_loads = bytes_by_server([v.optimizer_bytes for v in server_plans], placement, row_counts, servers)
     table_bytes = sum(variable.bytes for variable, server in placements if server < 0)
     totals = plan.totals()
     result = {

@@ -9,7 +9,7 @@ import os
 import pathlib
 
 TOPOLOGY = pathlib.Path("/sys/devices/system/cpu")
-QUOTA = pathlib.Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: microseconds per period, and the period
+QUOTA = pathlib.Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: the quota and the period, in microseconds
 # Results of `bind_to_share`, by the cores to which it bound this process.
 _CORES_BY_BINDING: dict[frozenset[int], int] = {}
 
@@ -60,7 +60,7 @@ def cpu_quota() -> float:
 
 
 def _sort_key(core: int) -> tuple[int, ...]:
-    """Returns a sort key that groups cores by socket and physical core, or by number if the topology is unknown."""
+    """Returns a sort key that groups cores by socket and physical core, or by index if the topology is unknown."""
     topology = TOPOLOGY / f"cpu{core}" / "topology"
     try:
         return (*(int((topology / name).read_text()) for name in ("physical_package_id", "core_id")), core)

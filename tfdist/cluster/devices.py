@@ -31,7 +31,7 @@ def local_device_names(count: int) -> list[str]:
     if len(devices) < count:
         try:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-            allow_waiting(count)
+            add_inter_op_threads(count)
         except (RuntimeError, ValueError):
             raise InputError(
                 f"Logical CPU devices are created when TensorFlow starts. Received: devices={count}, after "
@@ -58,8 +58,8 @@ def check_available(count: int) -> None:
 def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
     """Divides this host's cores between the job's processes on it, if there are several.
 
-    With 0 threads within an operation, uses as many threads as this process's share of the cores, and binds the process to
-    its share if possible.
+    If `intra_op_threads` is 0, uses as many threads as this process has cores, and binds the process to its cores if
+    possible.
     """
     threads = intra_op_threads
     if not threads and cluster.local_size > 1:
@@ -67,11 +67,11 @@ def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
     limit_threads(threads)
     if threads and not tf.config.threading.get_inter_op_parallelism_threads():
         with contextlib.suppress(RuntimeError):  # the program has started TensorFlow with this number of threads
-            allow_waiting(1)
+            add_inter_op_threads(1)
 
 
 def limit_threads(count: int) -> None:
-    """Limits the number of threads within an operation; 0 changes nothing."""
+    """Limits the number of threads within an operation, unless `count` is 0."""
     if count:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(count)
@@ -82,7 +82,7 @@ def limit_threads(count: int) -> None:
             ) from None
 
 
-def allow_waiting(count: int) -> None:
+def add_inter_op_threads(count: int) -> None:
     """Adds inter-op threads for operations that block while they wait for other operations.
 
     For example, a `tf.py_function` that calls a `tf.function` occupies a thread until the call returns. On several replicas,

@@ -41,11 +41,11 @@ def expand_counts(text: str) -> list[int]:
 
 Environment = Mapping[str, str]
 
-HOROVOD_LAUNCHERS = ("Horovod", "MPI")  # sources with which `--strategy=auto` selects Horovod
+HOROVOD_LAUNCHERS = ("Horovod", "MPI")  # launchers with which `--strategy=auto` selects Horovod
 _NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-CONTROL_PORT = 12000  # of pods, which do not share their ports
+CONTROL_PORT = 12000  # for pods, each of which has its own network namespace and hence its own ports
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # of Slurm's own steps, such as batch scripts and interactive shells
-_SOURCE_VARIABLES = re.compile(
+_RANK_VARIABLES = re.compile(
     "TF_CONFIG|HOROVOD_(CROSS_|LOCAL_)?(RANK|SIZE)|OMPI_COMM_WORLD_(LOCAL_)?(RANK|SIZE)|PMI_(RANK|SIZE)|SLURM_PROCID"
     "|MPI_LOCAL(RANKID|NRANKS)|JOB_COMPLETION_INDEX|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_(ADDR|PORT)"
 )
@@ -64,7 +64,7 @@ class Cluster:
         ports and exchange them over the `Group`).
       coordinator: `host:port` of the process that serves the `Group`; empty for a single process, or if unknown (the
         engine then exchanges it).
-      source: the environment, for logs: "TF_CONFIG", "Horovod", "MPI", "Slurm", ...
+      source: the launcher or scheduler that started the process, for logs: "TF_CONFIG", "Horovod", "MPI", "Slurm", ...
       servers: number of parameter servers according to the environment; they have the last ranks.
     """
 
@@ -166,8 +166,8 @@ def from_torchrun(env: Environment) -> Cluster | None:
         return None
     if "MASTER_ADDR" not in env:
         raise InputError(
-            f"RANK and WORLD_SIZE={env['WORLD_SIZE']} say that there are other processes, but not where rank 0 is. "
-            "Received: no MASTER_ADDR. Set it, or unset RANK and WORLD_SIZE."
+            f"RANK and WORLD_SIZE={env['WORLD_SIZE']} require the address of rank 0. "
+            "Received no MASTER_ADDR. Set it, or unset RANK and WORLD_SIZE."
         )
     variables = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500", **env}
     port = _read_integer(variables, "torchrun", "MASTER_PORT")
@@ -176,9 +176,9 @@ def from_torchrun(env: Environment) -> Cluster | None:
     return _cluster_from_variables(variables, "torchrun", *names, coordinator=f"{env['MASTER_ADDR']}:{port}")
 
 
-def without_sources(env: Environment) -> dict[str, str]:
-    """Returns the environment without variables that identify a process; a launcher adds its own."""
-    return {name: value for name, value in env.items() if not _SOURCE_VARIABLES.fullmatch(name)}
+def without_rank_variables(env: Environment) -> dict[str, str]:
+    """Returns the environment without the variables that give a process its rank and size; a launcher sets its own."""
+    return {name: value for name, value in env.items() if not _RANK_VARIABLES.fullmatch(name)}
 
 
 def _cluster_from_variables(env: Environment, source: str, *variables: str, coordinator: str = "") -> Cluster:
@@ -191,7 +191,7 @@ def _cluster(env: Environment, source: str, ranks: tuple[int, int, int, int], co
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise InputError(
             f"{source}: rank must be in [0, size) and local rank in [0, local size). Received: rank {rank} of {size}, "
-            f"local rank {local_rank} of {local_size}. Correct the environment or clear it of {source}'s variables."
+            f"local rank {local_rank} of {local_size}. Correct {source}'s variables, or unset them."
         )
     coordinator = env.get("TFDIST_COORDINATOR") or coordinator
     if coordinator and not tf_config.is_address(coordinator):
@@ -212,7 +212,7 @@ def _read_integer(env: Environment, source: str, name: str) -> int:
 
 def _missing_variable(source: str, name: str) -> InputError:
     return InputError(
-        f"{source}'s variables must be complete. Received: no {name}. Start with {source}'s own launcher."
+        f"{source}'s variables must be complete. Received no {name}. Start the processes with {source}'s own launcher."
     )
 
 
@@ -231,14 +231,14 @@ _ALLOCATORS = ("Slurm", "Kubernetes")
 
 
 def detect_cluster(env: Environment) -> Cluster:
-    """Returns the rank and size from the first source, with addresses from the others.
+    """Returns the rank and size that the first launcher in order of precedence set, with addresses from any of them.
 
     Raises:
-      InputError: sources disagree about this process's rank or the job's size.
+      InputError: launchers disagree about this process's rank or the job's size.
     """
     clusters = [c for source in _SOURCES if (c := source(env))]
     # If a scheduler's tasks run a launcher (srun torchrun; mpirun, whose daemons srun starts), the launcher starts the
-    # processes. A source with one process, such as an interactive shell in a Slurm step, is ignored.
+    # processes. A launcher with one process, such as an interactive shell in a Slurm step, is ignored.
     launcher_size = max((c.size for c in clusters if c.source not in (*_ALLOCATORS, "TF_CONFIG")), default=0)
     clusters = [c for c in clusters if c.source not in _ALLOCATORS or c.size >= launcher_size]
     candidates = [c for c in clusters if c.size > 1 or c.source in HOROVOD_LAUNCHERS]
@@ -248,8 +248,8 @@ def detect_cluster(env: Environment) -> Cluster:
     for other_cluster in candidates[1:]:
         if (other_cluster.rank, other_cluster.size) != (cluster.rank, cluster.size):
             raise InputError(
-                "The sources of this process's rank must agree. Received: "
-                f"{describe(cluster)}; {describe(other_cluster)}. Unset the variables of the wrong one."
+                "All environment variables must give this process the same rank and size. Received: "
+                f"{describe(cluster)}; {describe(other_cluster)}. Unset the variables of the wrong launcher."
             )
     addresses = next((c.addresses for c in candidates if c.addresses), ())
     coordinator = next((c.coordinator for c in candidates if c.coordinator), "")
@@ -259,12 +259,12 @@ def detect_cluster(env: Environment) -> Cluster:
 def describe(cluster: Cluster) -> str:
     """Returns a phrase with the rank, the size and the launcher of this process."""
     if cluster == Cluster():
-        return "this is one process"
+        return "this is a single process"
     return f"{cluster.source} says that this is rank {cluster.rank} of {cluster.size}"
 
 
-def hint(env: Environment) -> str:
-    """Returns a hint if the environment indicates several processes, but has started only this one; empty otherwise."""
+def multi_process_hint(env: Environment) -> str:
+    """Returns a hint if the environment is that of several processes, but this one was started alone; empty otherwise."""
     if env.get("SLURM_NTASKS", "1") != "1" and from_slurm(env) is None:
         return f" (Slurm's allocation has {env['SLURM_NTASKS']} tasks, but srun did not start this process)"
     if "JOB_COMPLETION_INDEX" in env and "TFDIST_PROCESSES" not in env:

@@ -1,7 +1,7 @@
-"""What an uncaught error does to this process: its exit code under a launcher, and a notice to other processes.
+"""Handling of uncaught errors: the exit code of a process started by a launcher, and the notification of other processes.
 
-A thread that does not end, or an exit handler that waits for other processes, can delay the end of a failed process, which
-must not hide its failure. A failure by `sys.exit` is known when the process has ended.
+A failed process may be kept alive by a thread that does not end or by an exit handler that waits for other processes, so its
+failure is reported before them. A failure by `sys.exit` is noticed only when the process has ended.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tfdist.errors import InputError, TfdistError, one_line
 _log = logging.getLogger(__name__)
 
 
-def add_callback(callback: Callable[[BaseException], object]) -> None:
+def on_uncaught_error(callback: Callable[[BaseException], object]) -> None:
     """Adds a function that is called with the error that ends the main thread, unless the program replaces `sys.excepthook`.
 
     It is called after Python has printed the error, and before Python waits for threads and exit handlers.
@@ -42,8 +42,8 @@ def message_with_location(error: InputError) -> str:
     return str(error)
 
 
-def end_with_exit_codes() -> None:
-    """Makes uncaught errors of tfdist end a process of a launcher with one line and the error's exit code.
+def install_exit_code_hook() -> None:
+    """Makes an uncaught `TfdistError` end a process of a launcher with a one-line message and the error's exit code.
 
     The exit code tells the launcher whether to restart the program. Other processes keep Python's traceback, as users
     expect of an imported library.

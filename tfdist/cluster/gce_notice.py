@@ -22,7 +22,7 @@ def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
 
     Sends the same requests as TensorFlow's failure handling, to the metadata server of Google Compute Engine, or the one at
     GCE_METADATA_IP. Notices that are active when training begins are ignored, because they have already stopped an earlier
-    run: maintenance may be announced an hour ahead.
+    run, and maintenance may be announced an hour ahead.
 
     Args:
       on_notice: called once, from another thread, with the name of the notice; must return quickly.

@@ -1,4 +1,4 @@
-"""Refuses a backend of Keras other than TensorFlow."""
+"""Checks that the backend of Keras is TensorFlow."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def check() -> None:
 def problem() -> str:
     """Returns an error message if the backend of Keras, current or configured, is not TensorFlow; otherwise empty."""
     backend, origin = _find_backend()
-    rule = "Keras must compute with TensorFlow, on which tfdist distributes."
+    rule = "tfdist requires Keras with the TensorFlow backend."
     return "" if backend == "tensorflow" else f"{rule} Received: the backend {backend} {origin}."
 
 

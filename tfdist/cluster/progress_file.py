@@ -1,4 +1,4 @@
-"""The progress of a process, in a file that outlives it, for the launcher that restarts it."""
+"""Records the progress of a process in a file that outlives it, for the launcher that restarts it."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ _FINAL = b"!"  # after the number
 
 
 class ProgressFile:
-    """The progress file of this process, at the path in `environment`; records nothing without one.
+    """The progress file of this process, at the path in `environment`; without a path, nothing is recorded.
 
     A write takes about a microsecond, sends no message, and survives SIGKILL.
     """

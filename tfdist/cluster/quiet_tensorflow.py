@@ -63,7 +63,7 @@ def filter_import() -> contextlib.AbstractContextManager[None]:
 
 
 def detect_devices() -> None:
-    """Detects the devices, and hides TensorFlow's INFO messages, which Python code prints in notebooks only."""
+    """Detects the devices, and hides INFO messages of TensorFlow's Python logger, which appear only in notebooks."""
     import logging
 
     import tensorflow as tf
@@ -78,10 +78,10 @@ def detect_devices() -> None:
 
 
 @contextlib.contextmanager
-def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
+def temporary_environment_variables(values: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables in a context, and restores them on exit.
 
-    For variables that a library reads when it starts, and that child processes should not inherit.
+    Use it for variables that a library reads when it starts, and that child processes should not inherit.
     """
     previous = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

@@ -47,7 +47,7 @@ def caller_location() -> str:
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
 
-# A thread handles signals, because Python's handlers run only after a call of the engine has returned.
+# A thread handles signals, because Python runs signal handlers only after a call of the engine has returned.
 
 _NO_DESCRIPTOR = -1  # instead of a file descriptor
 _PREVIOUS_HANDLERS: list[Mapping[int, Any]] = []  # replaced handlers by signal; the outermost context comes first
@@ -205,7 +205,7 @@ def termination_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
 
     Enter the context after the engine has started, because the engine sets its own handler of SIGTERM. The previous
     handlers are restored on exit. Ignored signals (SIGINT under nohup) stay ignored. Outside the main thread, where Python
-    cannot set handlers, it only logs a warning.
+    cannot set handlers, this context only logs a warning.
 
     Args:
       on_notice: called with the name of the signal, or "Ctrl-C" for one from this process's terminal; called from another
@@ -213,7 +213,7 @@ def termination_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     """
     if not can_set_handlers():
         _log.warning(
-            "Preemption signals can be handled in the main thread only. Received: thread '%s'. SIGTERM and SIGINT keep "
+            "Preemption signals can be handled only in the main thread. Received: thread '%s'. SIGTERM and SIGINT keep "
             "their handlers: train in the main thread, or end the training with a callback.",
             threading.current_thread().name,
         )

@@ -1,4 +1,4 @@
-"""Terminals, and a status line that is overwritten in place."""
+"""Detects the capabilities of terminals, and shows a status line that is overwritten in place."""
 
 import contextlib
 import os
@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 # Number of columns for a progress bar; set for rank 0 if the launcher's stderr is a terminal.
-LAUNCHER_VARIABLE = "TFDIST_TERMINAL_COLUMNS"
+COLUMNS_VARIABLE = "TFDIST_TERMINAL_COLUMNS"
 
 
 def launcher_columns(environment: Mapping[str, str] = os.environ) -> int:
     """Returns the number of columns for a progress bar on the launcher's terminal; 0 without a terminal."""
-    text = environment.get(LAUNCHER_VARIABLE, "")
+    text = environment.get(COLUMNS_VARIABLE, "")
     return int(text) if text.isdecimal() else 0
 
 
@@ -96,7 +96,7 @@ def show_temporarily(text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _write(stream, f"\r{' ' * len(visible)}\r")  # a launcher reads no control sequences
+        _write(stream, f"\r{' ' * len(visible)}\r")  # the launcher does not interpret control sequences
 
 
 def _write(stream: TextIO, text: str) -> None:

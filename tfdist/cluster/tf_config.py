@@ -21,7 +21,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 def parse(text: str) -> tuple[tuple[str, ...], int, int]:
-    """Parses TF_CONFIG; the chief, if any, is rank 0, followed by the workers and the parameter servers.
+    """Parses TF_CONFIG. Ranks are in the order chief (if any), workers, parameter servers.
 
     Args:
       text: JSON, `{"cluster": {"chief": [...], "worker": [...], "ps": [...]}, "task": {"type", "index"}}`.
@@ -61,7 +61,7 @@ def is_evaluator(text: str) -> bool:
     except (ValueError, LookupError, TypeError, AttributeError):  # `parse` reports these errors
         return False
     if is_task and str(index) != "0":
-        raise InputError(f"TF_CONFIG may have one evaluator, with the index 0. Received: index {index!r}. Start one.")
+        raise InputError(f"TF_CONFIG may have only one evaluator, with index 0. Received: index {index!r}. Start one.")
     return is_task
 
 
@@ -108,7 +108,7 @@ def _parse_jobs(config: Any) -> dict[str, list[str]]:
             raise InputError(f"TF_CONFIG's `cluster` must list host:port for each {job}. Received: {addresses!r}.")
     if len(jobs.get("chief", ())) > 1:
         raise InputError(
-            f"TF_CONFIG may have one chief at most. Received: {jobs['chief']}. List the others as workers."
+            f"TF_CONFIG may have at most one chief. Received: {jobs['chief']}. List the others as workers."
         )
     if not any(jobs.get(job) for job in _TRAINING_JOBS):
         raise InputError(f"TF_CONFIG's `cluster` must have a worker. Received: {jobs!r}. Example: {EXAMPLE}")
@@ -119,14 +119,14 @@ def _parse_task(config: dict[str, Any], jobs: dict[str, list[str]]) -> tuple[str
     task = config.get("task")
     if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
         raise InputError(
-            f"TF_CONFIG must have a `task` with `type` and `index`: which process is this? Received: {task!r}. "
+            f"TF_CONFIG must have a `task` with the `type` and `index` of this process. Received: {task!r}. "
             f"Example: {EXAMPLE}"
         )
     job_name, index = task["type"], task["index"]
     if job_name == EVALUATOR:
         raise InputError(
-            "TF_CONFIG's task must train or serve, except with `tfdist train`, the only command with an evaluator. Received: "
-            "an evaluator. Start the other tasks only, and evaluate the run with `tfdist evaluate`."
+            "TF_CONFIG's task may be an evaluator only with `tfdist train`. Received: an evaluator. Start only the other "
+            "tasks, and evaluate the run with `tfdist evaluate`."
         )
     if job_name not in _RANKED_JOBS or not jobs.get(job_name):
         raise InputError(

@@ -26,8 +26,8 @@ def receive(collectives: Collectives, reference: tf.Tensor, source: int, tag: st
 def send_receive(collectives: Collectives, tensor: tf.Tensor, partner: int, name: str) -> tf.Tensor:
     """Exchanges vectors with a partner. Cost: n sent.
 
-    An engine with a native all-to-all also gathers in one message, in both directions at the same time; a send and a receive
-    would be sequential. On other engines, a gather needs an additional message with the numbers of rows.
+    An engine with a native all-to-all also gathers in one message, in both directions at the same time, whereas a send and a
+    receive would be sequential. On other engines, a gather needs an additional message with each rank's number of rows.
     """
     if not collectives.wire.native_all_to_all:
         collectives.send([tensor], partner, tag=name)
@@ -39,10 +39,10 @@ def send_receive(collectives: Collectives, tensor: tf.Tensor, partner: int, name
 
 
 class Folding:
-    """Reduces any number of replicas to a power of two before a sum, as in Thakur et al. (2005), 4.5.
+    """Reduces any number of replicas to a power of two before a sum, as in Thakur et al. (2005), section 4.5.
 
     Of N = P + E replicas, P a power of two, the first 2 E form pairs. The first replica of a pair sends its vector to the
-    second, which takes part in the sum for both and returns the result: two more steps, and 2 n bytes per pair.
+    second, which takes part in the sum for both and returns the result. Cost: two more steps, and 2 n bytes per pair.
     """
 
     def __init__(self, replicas: int):
@@ -58,9 +58,9 @@ class Folding:
         return [(2 * i, 2 * i + 1) for i in range(self._extra)]
 
     def partners(self) -> list[tuple[int, int]]:
-        """Returns the pairs of ranks, in ascending order, of members whose numbers differ in one bit."""
-        numbers = [(i, i ^ bit) for bit in self.bits() for i in range(self.members) if not i & bit]
-        return [(self.rank_of(i), self.rank_of(j)) for i, j in numbers]
+        """Returns the pairs of ranks, in ascending order, of members whose indices differ in one bit."""
+        pairs = [(i, i ^ bit) for bit in self.bits() for i in range(self.members) if not i & bit]
+        return [(self.rank_of(i), self.rank_of(j)) for i, j in pairs]
 
     def bits(self) -> list[int]:
         """Returns 1, 2, 4, ... below the number of members."""
@@ -75,7 +75,7 @@ class Folding:
     ) -> tf.Tensor:
         """Returns the sum over all replicas.
 
-        `sum_over_members` takes a vector and this replica's member number, and is called only on members.
+        `sum_over_members` takes a vector and this replica's index among the members, and is called only on members.
         """
         rank = collectives.static_rank
         if rank >= 2 * self._extra:
@@ -90,13 +90,13 @@ class Folding:
 
 
 def tree(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
-    """Sums a vector by recursive doubling: along N binomial trees at the same time, each rooted at one replica.
+    """Sums a vector by recursive doubling, along N binomial trees at the same time, each rooted at one replica.
 
-    In step i, replicas whose numbers differ in bit i exchange their partial sums and add them. a + b on one replica and
+    In step i, replicas whose indices differ in bit i exchange their partial sums and add them. a + b on one replica and
     b + a on the other have the same bits.
 
-    Steps: log2 N, and two more if N is not a power of two; see `Folding`. Sent: n log2 N. For small vectors, whose time is
-    determined by the number of steps.
+    Steps: log2 N, and two more if N is not a power of two; see `Folding`. Sent: n log2 N. Suited to small vectors, whose
+    time is determined by the number of steps.
 
     Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005.
     """
@@ -120,13 +120,13 @@ def tree_groups(topology: Topology) -> list[tuple[int, ...]]:
 def halving_doubling(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
     """Sums a vector by recursive halving (a reduce-scatter) and recursive doubling (an all-gather).
 
-    In each of log2 N steps, replicas whose numbers differ in one bit, the lowest first, halve their parts: each sends the half
+    In each of log2 N steps, replicas whose indices differ in one bit, the lowest first, halve their parts: each sends the half
     that its partner keeps, and adds the half that it receives. Each replica then has the sum of one part, and in log2 N more
     steps, the highest bit first, the pairs exchange their parts. The largest messages are between neighbors, usually inside
     a host.
 
     Steps: 2 log2 N, and two more if N is not a power of two; see `Folding`. Sent: 2 n (N - 1) / N for a power of two, half of
-    it in the first halving and the last doubling. For medium-sized vectors.
+    it in the first halving and the last doubling. Suited to medium-sized vectors.
 
     Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
     """
@@ -156,7 +156,7 @@ def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology
 
     Steps: those of the engine's reduce-scatter, all-reduce and all-gather. Sent by a host to others: 2 n (H - 1) / H, 1 / L
     of it by each replica. A ring in rank order sends 2 n (N - 1) / N from each host to the next, 1.5 times as much on 2 x 2
-    replicas. For links that are slower between hosts than inside.
+    replicas. Suited to links that are slower between hosts than inside.
 
     Like Horovod's HOROVOD_HIERARCHICAL_ALLREDUCE: Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning
     in TensorFlow", 2018.
@@ -172,7 +172,7 @@ def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology
 
 
 def hierarchical_groups(topology: Topology) -> list[tuple[int, ...]]:
-    """Returns the replicas of each host, and those that communicate between hosts."""
+    """Returns the groups of replicas on each host, and the groups that communicate between hosts."""
     inside = [tuple(topology.ranks_of(host)) for host in range(topology.hosts)]
     return [*inside, *zip(*inside, strict=True)]
 
@@ -185,7 +185,7 @@ def ring(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: 
     only once, in ring order, so all replicas have the same bits.
 
     Steps: 2 (N - 1). Sent: 2 n (N - 1) / N, the minimum, by every replica at the same time. If the ranks of a host are
-    consecutive, only one link enters it and one leaves it. For large vectors.
+    consecutive, only one link enters the host and one leaves it. Suited to large vectors.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
     """
@@ -206,7 +206,7 @@ def ring(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: 
 
 
 def ring_groups(topology: Topology) -> list[tuple[int, ...]]:
-    """Returns the neighbors on the ring."""
+    """Returns the pairs of neighbors on the ring."""
     size = topology.size
     return [tuple(sorted((rank, (rank + 1) % size))) for rank in range(size)]
 
@@ -217,7 +217,7 @@ class Algorithm(NamedTuple):
     Attributes:
       sum: takes the collectives of all replicas, this replica's vector, the topology of the replicas, and a name; returns the
         sum, with the same bits on every replica.
-      groups: returns the groups of ranks that communicate, with repetitions.
+      groups: returns the groups of ranks that communicate; a group may be repeated.
     """
 
     sum: Callable[[Collectives, tf.Tensor, Topology, str], tf.Tensor]
@@ -239,7 +239,7 @@ def groups_of(names: Iterable[str], topology: Topology) -> list[tuple[int, ...]]
 
 
 class TunedCollectives(ForwardingCollectives):
-    """Collectives with algorithms for sums and means, inside `tf.function`, of floating-point tensors with static shapes.
+    """Collectives that sum and average floating-point tensors with static shapes by other algorithms, inside `tf.function`.
 
     Tensors of a call with the same dtype are sent as one message. The engine executes all other calls: other operations and
     dtypes, sizes that may change from step to step, and eager calls, in which dependent messages would deadlock. All
@@ -247,8 +247,8 @@ class TunedCollectives(ForwardingCollectives):
 
     Attributes:
       topology: the hosts of the replicas.
-      table: the algorithms by size in bytes.
-      is_measured: whether measurements will replace the table.
+      table: the algorithm for each range of sizes in bytes.
+      is_measured: whether a measured table will replace this table.
     """
 
     def __init__(self, engine: Collectives, topology: Topology, table: AlgorithmTable, *, is_measured: bool = False):
@@ -298,16 +298,16 @@ class TunedCollectives(ForwardingCollectives):
 
 
 def possible_algorithms(topology: Topology) -> tuple[str, ...]:
-    """Returns the algorithms that exist on these hosts, the engine first."""
+    """Returns the names of the algorithms that are possible on these hosts, with the engine's algorithm first."""
     return tuple(name for name in ALGORITHMS if name != "hierarchical" or _has_levels(topology))
 
 
 def check_algorithm(name: str, topology: Topology) -> None:
-    """Raises `InputError` for hierarchical sums without several hosts that have several replicas each."""
+    """Raises `InputError` for "hierarchical" unless there are several hosts with the same number of replicas, at least 2."""
     if name == "hierarchical" and not _has_levels(topology):
         raise InputError(
             "--all_reduce=hierarchical needs several hosts with the same number of replicas, at least 2. Received: "
-            f"hosts with {topology} replicas. Give --topology, such as 2,2, or use another algorithm."
+            f"hosts with {topology} replicas. Pass --topology, such as 2,2, or use another algorithm."
         )
 
 

@@ -1,4 +1,4 @@
-"""Groups of replicas on different devices of one process, which communicate through TensorFlow's queues.
+"""Collectives for groups of replicas on different devices of one process, which communicate through TensorFlow's queues.
 
 Queue operations are asynchronous and stateful: they are never pruned, folded, merged or blocking, and work in loops and
 conditions. Unlike in tf.distribute's collectives, no other replica takes part in a message.
@@ -35,7 +35,7 @@ class Queues:
             _, end = self._queue_ends(sender, receiver, name, tuple(dtypes))
             if tf.executing_eagerly() and tf.raw_ops.QueueSizeV2(handle=end) == 0:
                 raise RuntimeError(
-                    f"Eagerly, all replicas of a process must make the same calls at the same time. Received: {name} on "
+                    f"In eager mode, all replicas of a process must make the same calls at the same time. Received: {name} on "
                     f"rank {receiver}, but not yet on rank {sender}. Call it in a tf.function."
                 )
             return tf.raw_ops.QueueDequeueV2(handle=end, component_types=list(dtypes))
@@ -58,9 +58,9 @@ class Queues:
 class DeviceGroup(Collectives):
     """The collectives of some replicas of one process. Each replica sends its tensors to all others and combines them.
 
-    In a `tf.function`, only the replicas of the group make a call, even in a loop or a condition. Eagerly, replicas run one
-    after another up to a synchronization point, so all replicas of the process must make the same number of calls, each in
-    its own group. A failed step may leave messages in the queues: create the strategy again.
+    In a `tf.function`, only the replicas of the group make a call, even in a loop or a condition. In eager mode, replicas run
+    one after another up to a synchronization point, so all replicas of the process must make the same number of calls, each
+    in its own group. A failed step may leave messages in the queues; create the strategy again after it.
     """
 
     rank: int = 0
@@ -103,7 +103,7 @@ class DeviceGroup(Collectives):
         combine: Callable[[list[tf.Tensor]], tf.Tensor],
         rows_differ: bool = False,
     ) -> list[tf.Tensor]:
-        """Combines each tensor over the ranks, in order; with `rows_differ`, first dims may differ."""
+        """Combines each tensor over the ranks, in order; with `rows_differ`, first dims may differ between ranks."""
         inputs = prevent_gradient(tensors, name)
         if not inputs:
             return []
@@ -122,7 +122,7 @@ class DeviceGroup(Collectives):
         return results
 
     def _synchronize(self) -> None:
-        """Lets the other replicas of this process run up to the same point; needed only eagerly."""
+        """Lets the other replicas of this process run up to the same point; has an effect only in eager mode."""
         if tf.executing_eagerly():
             tf.distribute.get_replica_context().merge_call(lambda strategy: None)
 

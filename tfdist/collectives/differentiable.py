@@ -1,4 +1,4 @@
-"""The current collectives, and differentiable operations for layers that communicate in their forward pass.
+"""Defines the current collectives, and differentiable operations for layers that communicate in their forward pass.
 
 The loss of a step is the sum of the replicas' losses, so the gradient of a sum over replicas is the sum of the
 gradients over replicas: the gradient of an all-reduce is an all-reduce, and all-gather and reduce-scatter are the
@@ -48,7 +48,7 @@ def current() -> Collectives:
 
 
 def using(collectives: Collectives) -> contextlib.AbstractContextManager[None]:
-    """Context in which `collectives` are current; entered by a strategy inside each replica function, in its thread."""
+    """Context in which `current` returns `collectives`; a strategy enters it in each replica function, in its thread."""
     return context_value(_current, collectives)
 
 

@@ -59,16 +59,16 @@ class ForwardingCollectives(Collectives):
         return self._inner.receive(specs, source, tag=tag)
 
 
-# About 0.1 s at 100 Mbit/s. On faster links, the fixed time of a message dominates.
+# About 0.1 s at 100 Mbit/s. On faster links, the latency of a message dominates.
 PIECE_BYTES = 1024 * 1024
 
 
 class SequentialCollectives(ForwardingCollectives):
-    """Collectives that run sequentially; sums and gathers divide large tensors into pieces of at most `piece_bytes`.
+    """Collectives that run sequentially; all-reduces and all-gathers split large tensors into pieces of `piece_bytes` or less.
 
     An engine sends messages in the order in which it receives them. If a large exchange were passed to it at once during
     training steps, the small messages of the steps would wait for all of it. One instance serves one trace of one replica.
-    Tensors without a static shape are not divided; static shapes must be equal on all ranks, even in a gather.
+    Tensors without a static shape are not split. Static shapes must be equal on all ranks, even in an all-gather.
     """
 
     def __init__(self, inner: Collectives, piece_bytes: int = PIECE_BYTES):
@@ -124,8 +124,8 @@ class RecordedCall:
       name: the caller's name for the call.
       dtypes: dtype of each tensor.
       shapes: static shape of each tensor; None for a dim that is unknown during tracing.
-      ranks: the ranks that communicate, as numbered in the outermost recording: for a message, sender and receiver;
-        None for all replicas.
+      ranks: the ranks that communicate, as numbered in the outermost recording; for a message, the sender and the
+        receiver. None for all replicas.
     """
 
     operation: str
@@ -136,7 +136,7 @@ class RecordedCall:
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes that one replica passes in; 0 for unknown dims and received messages."""
+        """The number of bytes that one replica passes in; unknown dims and received messages count as 0."""
         if self.operation == "receive":
             return 0
         sizes = (tf.TensorShape([dim or 0 for dim in shape]).num_elements() for shape in self.shapes)
@@ -144,7 +144,7 @@ class RecordedCall:
 
 
 class Recording(ForwardingCollectives):
-    """Collectives that record the calls made through them and through their groups; splits do not count as payload.
+    """Collectives that record the calls made through them and through their groups. Splits do not count as payload.
 
     Attributes:
       calls: the calls so far.
@@ -153,7 +153,7 @@ class Recording(ForwardingCollectives):
     def __init__(
         self, inner: Collectives, calls: list[RecordedCall] | None = None, ranks: tuple[int, ...] | None = None
     ):
-        """Wraps collectives; for a group, `calls` is the outermost recording's list, and `ranks` the group's ranks in it."""
+        """Wraps collectives; for a group, `calls` is the outermost recording's list, and `ranks` the ranks there."""
         super().__init__(inner)
         self.calls: list[RecordedCall] = [] if calls is None else calls
         self._ranks = ranks
@@ -206,13 +206,13 @@ class Recording(ForwardingCollectives):
 
 
 class NoCommunication(ForwardingCollectives):
-    """Measures a step without communication: results have the right shapes and dtypes, from this replica's tensors only.
+    """Collectives without communication, to time a step: results of the right shapes and dtypes from local tensors only.
 
     The values are as if all replicas had the same tensors, except that sums are not multiplied by the number of replicas.
-    Only numbers of rows are communicated, as results have the rows of all replicas. For timing only, never for training.
+    Only row counts are communicated, because results have the rows of all replicas. Never use these collectives for training.
     """
 
-    # Those of the base class are composed of the operations below.
+    # The operations of the base class, which are composed of the operations below.
     reduce_scatter = Collectives.reduce_scatter
     barrier = Collectives.barrier
 
@@ -229,7 +229,7 @@ class NoCommunication(ForwardingCollectives):
         ]
 
     def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """Communicates scalars, such as the number of rows."""
+        """See base class. Only scalars, such as the number of rows, are communicated."""
         if all(tensor.shape.rank == 0 for tensor in tensors):
             return self._inner.stack(tensors, name=name)
         return Collectives.stack(self, tensors, name=name)
@@ -249,6 +249,6 @@ class NoCommunication(ForwardingCollectives):
 
 
 def _repeat(rows: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-    """Repeats rows up to a total number; zeros if there are none."""
+    """Repeats rows up to a total number; returns zeros if there are no rows."""
     padded_rows = tf.concat([rows, tf.zeros([1, *rows.shape[1:]], rows.dtype)], 0)
     return tf.gather(padded_rows, tf.range(total) % tf.maximum(tf.shape(rows)[0], 1))

@@ -1,4 +1,4 @@
-"""Collectives built on Horovod's operations; its Keras wrappers reduce nothing under Keras 3."""
+"""Collectives built on Horovod's operations, because its Keras wrappers reduce nothing under Keras 3."""
 
 import re
 import zlib
@@ -40,7 +40,7 @@ class HorovodCollectives(Collectives):
         process_set: hvd.ProcessSet = hvd.global_process_set,
         process_sets: Mapping[Ranks, hvd.ProcessSet] = NO_SETS,
     ) -> None:
-        """Initializes the collectives of a process set; `process_sets` are those passed to Horovod's initialization."""
+        """Initializes the collectives of a process set; `process_sets` are the sets passed to Horovod's initialization."""
         self._process_set = process_set
         self._process_sets = process_sets
         self.size = process_set.size()
@@ -105,7 +105,7 @@ class HorovodCollectives(Collectives):
         return declared_group(self._process_sets, job_ranks)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class. Also takes bfloat16, which is sent and summed in float32, and rounded once."""
+        """See base class. Also accepts bfloat16, which is sent and summed in float32, and rounded once."""
 
         def reduce(tensor: tf.Tensor, **call: Any) -> tf.Tensor:
             return tf.cast(hvd.allreduce(to_transferable(tensor, self), op=_OPS[op], **call), tensor.dtype)
@@ -120,7 +120,7 @@ class HorovodCollectives(Collectives):
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class. Implemented as an all-to-all and a local sum; cost: n (N - 1) / N sent.
 
-        Horovod's own reduce-scatter makes every later all-reduce of the process 25 to 35 times slower under Gloo. Takes
+        Horovod's own reduce-scatter makes every later all-reduce of the process 25 to 35 times slower under Gloo. Accepts
         bfloat16 as `all_reduce` does.
         """
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]

@@ -50,8 +50,8 @@ class Collectives(abc.ABC):
     `parallel_iterations=1`.
 
     `tfdist.collectives.all_reduce` and `all_gather`, functions of these collectives and a tensor, are differentiable on every
-    engine and in every group. Operations whose gradient would be wrong for several replicas raise `LookupError` when they
-    are differentiated.
+    engine and in every group. Operations whose gradient would be wrong for several replicas raise `LookupError` when
+    differentiated.
 
     `group` returns the collectives of some of the replicas, with new ranks. Groups may communicate at the same time, and
     replicas outside of a group make no call. Two ranks exchange messages with `send` and `receive`.
@@ -79,7 +79,7 @@ class Collectives(abc.ABC):
         rank = tf.get_static_value(self.rank)
         if rank is None:
             raise InputError(
-                "Groups and messages need a trace for each replica. Received: one that all replicas share. Use the "
+                "Groups and messages need a trace for each replica. Received: a trace that all replicas share. Use the "
                 "strategy mirrored, multiworker or horovod."
             )
         return int(rank)
@@ -104,8 +104,8 @@ class Collectives(abc.ABC):
         """Sends tensors to another rank of this group, which must call `receive` with this tag.
 
         The call is executed even if its result is not used. In a graph it does not block: it is executed when the tensors
-        are available, so two ranks may both send first. Eagerly it may block until the message is received. In a loop, both
-        ranks must exchange the message in the same iteration.
+        are available, so two ranks may both send first. In eager mode, it may block until the message is received. In a loop,
+        both ranks must exchange the message in the same iteration.
 
         Args:
           tensors: tensors of static shapes, of dtypes in `wire.sends`.
@@ -113,7 +113,7 @@ class Collectives(abc.ABC):
           tag: name of the message, unique in a step for each pair of sender and receiver.
 
         Returns:
-          A scalar int32 that is available when the tensors are sent, for control dependencies. Cost: n sent.
+          A scalar int32 that is available when the tensors have been sent, for control dependencies. Cost: n sent.
 
         Raises:
           InputError: the rank is invalid, a shape is unknown, or the engine does not support messages.
@@ -144,11 +144,11 @@ class Collectives(abc.ABC):
         if list(new_ranks) != sorted({*new_ranks} & {*range(self.size)}):
             raise InputError(
                 f"A group must consist of different ranks from 0 to {self.size - 1}, in ascending order. Received: "
-                f"{list(new_ranks)}. Correct them."
+                f"{list(new_ranks)}. Correct the ranks."
             )
         if self.static_rank not in new_ranks:
             raise InputError(
-                f"A replica must be one of the group whose collectives it uses. Received: {list(new_ranks)} on rank "
+                f"A replica must belong to the group whose collectives it uses. Received: {list(new_ranks)} on rank "
                 f"{self.static_rank}. Call group only on its ranks."
             )
         return new_ranks
@@ -193,7 +193,7 @@ class Collectives(abc.ABC):
 
         Args:
           tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`; their other dims are equal on every replica.
-          name: names the call, the same on every replica.
+          name: name of the call, the same on every replica.
         """
 
     def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
@@ -222,9 +222,9 @@ class Collectives(abc.ABC):
 
         Args:
           tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`; their other dims are equal on every replica.
-          name: names the call, the same on every replica.
+          name: name of the call, the same on every replica.
           splits: number of rows of each tensor for replica 0, 1, ...: int32, [N], each at least 0, with a sum equal to
-            the first dim of every tensor. They may differ between replicas. None: N equal parts, of the same size on
+            the first dim of every tensor. They may differ between replicas. None means N equal parts, of the same size on
             every replica. Either all replicas pass None or none does.
 
         Returns:
@@ -250,7 +250,7 @@ class Collectives(abc.ABC):
         return [stack[root] for stack in self.stack(tensors, name=name)]
 
     def all_rows_of(self, rows: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the rows of all replicas, for a group of one replica: `rows` itself."""
+        """Returns the rows of all replicas in a group of one replica, which are `rows` itself."""
         return rows
 
     def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
@@ -262,7 +262,7 @@ class Collectives(abc.ABC):
         return tf.reshape(by_sender[:, self.rank], tf.concat([[-1], tf.shape(tensor)[1:]], 0))
 
     def _validate_splits(self, splits: tf.Tensor, tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
-        """Validates the splits of an all-to-all, int32 [N]; invalid splits would mix up the rows of receivers."""
+        """Validates the splits of an all-to-all, int32 [N], because invalid splits would mix up the rows of receivers."""
         splits = tf.convert_to_tensor(splits)
         if splits.dtype != tf.int32 or not splits.shape.is_compatible_with([self.size]):
             raise InputError(

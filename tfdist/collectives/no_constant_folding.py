@@ -11,7 +11,7 @@ def hide_constant(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor with the same elements that graph optimization cannot fold; a scalar becomes a vector of one.
 
     TensorFlow assumes that Horovod's operations have no side effects: it would all-reduce a constant once, during graph
-    optimization, and the other ranks would wait for this one at their next step. The result is therefore a slice of the
+    optimization, and the other ranks would wait for this rank at their next step. The result is therefore a slice of the
     full tensor, without a copy, that begins at a random index below 1. (Alternatives do not work: an operation without
     side effects, such as a placeholder with a default, is hoisted out of a loop. Clocks, unlike random numbers, run in the
     order of their creation: a message would wait for everything that was timed before.)

@@ -1,4 +1,4 @@
-"""Groups of tf.distribute processes, built on TensorFlow's collective operations, which tf.distribute does not expose."""
+"""Collectives for groups of tf.distribute processes, built on TensorFlow operations that tf.distribute does not expose."""
 
 import collections
 import hashlib
@@ -30,7 +30,7 @@ def distinct_groups(groups: Sequence[Sequence[int]], size: int) -> list[Ranks]:
     for ranks in groups:
         if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(size)):
             raise InputError(
-                f"A group must consist of different ranks from 0 to {size - 1}. Received: {list(ranks)}. Correct groups."
+                f"A group must consist of different ranks from 0 to {size - 1}. Received: {list(ranks)}. Correct the groups."
             )
     unique_groups = dict.fromkeys(tuple(sorted(ranks)) for ranks in groups)
     return [ranks for ranks in unique_groups if 1 < len(ranks) < size]
@@ -43,7 +43,7 @@ def declared_group(groups: Mapping[Ranks, _Group], ranks: Sequence[int]) -> _Gro
         names = ", ".join(str(list(group)) for group in groups) or "none"
         raise InputError(
             f"Groups must be declared when the strategy is created. Received: ranks {list(key)}; declared: {names}. Add "
-            f"it: load_strategy(..., groups=[{list(key)}, ...])."
+            f"them: load_strategy(..., groups=[{list(key)}, ...])."
         )
     return groups[key]
 
@@ -63,7 +63,7 @@ class ProcessGroups:
         local_replicas: int,
         options: tf.distribute.experimental.CommunicationOptions,
     ):
-        """Assigns a key to each group of 2 to `size` - 1 ranks, the same on every process, and to that of all ranks."""
+        """Assigns a key to each group of 2 to `size` - 1 ranks, the same on every process, and to the group of all ranks."""
         self._local_replicas = local_replicas
         self._keys: dict[Ranks, int] = {}
         for ranks in (*groups, tuple(range(size))):
@@ -81,7 +81,7 @@ class ProcessGroups:
         """Returns the collectives of some ranks of the job; `rank` is this process's rank."""
         if self._local_replicas > 1:
             raise InputError(
-                f"Groups of processes need one replica per process. Received: {self._local_replicas} of this process. Start "
+                f"Groups of processes need one replica per process. Received: {self._local_replicas} in this process. Start "
                 "one process per device."
             )
         if len(ranks) == 1:
@@ -209,7 +209,7 @@ class ProcessGroup(Collectives):
 
 
 def _call_name(call: str, spec: tf.Tensor | tf.TensorSpec) -> str:
-    """Adds dtype and shape to a call's name: TensorFlow rejects another shape with the same key in any function."""
+    """Adds dtype and shape to a call's name, because TensorFlow rejects another shape with the same key in any function."""
     return f"{call}: {spec.dtype.name}{spec.shape}"
 
 

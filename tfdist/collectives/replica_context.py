@@ -1,4 +1,4 @@
-"""Collectives of tf.distribute, through `tf.distribute.get_replica_context()`; its operations are not differentiable."""
+"""Collectives of tf.distribute, through `tf.distribute.get_replica_context()`, which cannot be differentiated."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,8 +15,8 @@ def prevent_gradient(tensors: Sequence[tf.Tensor], operation: str) -> list[tf.Te
       operation: name of the operation, for the error.
     """
     message = (
-        f"{operation} of these Collectives does not differentiate. Call tfdist.collectives.all_reduce(collectives, tensor, "
-        "name=...) or tfdist.collectives.all_gather, which do."
+        f"{operation} of these Collectives is not differentiable. Call tfdist.collectives.all_reduce(collectives, tensor, "
+        "name=...) or tfdist.collectives.all_gather, which are."
     )
     inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
     return [tf.raw_ops.PreventGradient(input=x, message=message) if x.dtype.is_floating else x for x in inputs]
@@ -49,7 +49,7 @@ class ReplicaContextCollectives(Collectives):
     ):
         """Initializes the collectives of `size` replicas.
 
-        `make_group` creates the collectives of some replicas, which tf.distribute does not support; None for no groups.
+        `make_group` creates the collectives of groups, which tf.distribute does not support. With None, there are no groups.
         """
         self.size = size
         self._options = options

@@ -61,7 +61,7 @@ def hide_row_count(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def gather_structure(rows: Any, collectives: Collectives) -> Any:
-    """Returns all replicas' rows, in order; inside a replica function.
+    """Returns the rows of all replicas, in order; call it in a replica function.
 
     `rows` is a structure of tensors, including string and ragged tensors, whose first dim is this replica's rows; leaves may
     be None.
@@ -98,15 +98,15 @@ def _join_parts(leaf: Any, gathered_parts: Any) -> Any:
 
 
 def mask_if_empty(collectives: Collectives, rows: tf.Tensor) -> Collectives:
-    """Masks the collectives of a replica if its number of rows is zero; a single replica always has rows."""
+    """Masks the collectives of a replica if it has no rows. Does nothing for a single replica, which always has rows."""
     return collectives if collectives.size == 1 else MaskedCollectives(collectives, rows > 0)
 
 
 class MaskedCollectives(ForwardingCollectives):
     """Collectives in which a replica without rows contributes neutral elements.
 
-    These are zeros in sums and stacks, the lowest number in maxima, and no rows in gathers. Messages, `broadcast` and
-    `all_to_all` are unchanged. Cost: a selection of each tensor.
+    Neutral elements are zeros in sums and stacks, the lowest number in maxima, and no rows in gathers. Messages, `broadcast`
+    and `all_to_all` are unchanged. Cost: one `tf.where` or slice of each tensor.
     """
 
     def __init__(self, inner: Collectives, has_rows: tf.Tensor):

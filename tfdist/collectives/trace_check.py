@@ -13,15 +13,14 @@ TRACING_SECONDS = 600.0  # maximum difference of tracing times between processes
 def agree_on_plan(group: Group, calls: Sequence[RecordedCall]) -> None:
     """Checks that every process makes the same calls in the same order; called after the step has been traced.
 
-    The ranks of a group must make the same calls in the same order. Each message must have a sender and a receiver, in any
-    order.
+    The same holds for the ranks of a group. Each message must have a sender and a receiver, in any order.
 
     Args:
       group: processes whose replicas make the same calls. With groups of ranks, each process has one replica.
       calls: calls that this process's replicas will make.
 
     Raises:
-      InputError: on every process; names the first call that differs.
+      InputError: the calls differ. Raised on every process, with the first call that differs.
     """
     _compare(group, "plan", [_line(call) for call in calls if call.ranks is None], range(group.size), "All replicas")
     if group.size > 1:
@@ -42,7 +41,7 @@ _MESSAGE = "message "
 
 
 def _compare(group: Group, name: str, lines: Sequence[str], ranks: Sequence[int], subject: str) -> None:
-    lines_by_index = {str(number): line for number, line in enumerate(lines)}
+    lines_by_index = {str(index): line for index, line in enumerate(lines)}
     if difference := group.difference(name, lines_by_index, TRACING_SECONDS, members=ranks):
         rank_lines = "; ".join(f"{name_ranks(line_ranks)}: {line}" for line, line_ranks in difference.ranks.items())
         received = rank_lines.replace('"', "")

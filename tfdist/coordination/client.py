@@ -172,7 +172,7 @@ def leave_on_failure(member: "Client") -> None:
 
 @functools.cache
 def _register_exit_handler() -> None:
-    exit_status.add_callback(_leave_all)
+    exit_status.on_uncaught_error(_leave_all)
 
 
 def _leave_all(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""The plan of `--all_reduce` and `--topology` for a job: algorithms, groups of ranks, and the hosts of the replicas."""
+"""Plans the all-reduces of a job from `--all_reduce` and `--topology`: algorithms, groups of ranks, hosts of replicas."""
 
 import socket
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class AllReducePlan(NamedTuple):
     Attributes:
       choice: value of `--all_reduce`.
       topology: the hosts of the replicas.
-      table: the table in the file of `choice`; None without a file.
+      table: the table of algorithms in the file that `choice` names; None if it names no file.
     """
 
     choice: AllReduce
@@ -39,7 +39,7 @@ class AllReducePlan(NamedTuple):
         return groups_of(self.table.algorithms if self.table else (self.choice.name,), self.topology)
 
     def tune(self, collectives: Collectives) -> TunedCollectives | None:
-        """Returns the collectives of training steps; None for the engine's all-reduce, and for one replica."""
+        """Returns the collectives for training steps; None for the engine's all-reduce or a single replica."""
         if self.choice.name == ENGINE or collectives.size == 1:
             return None
         is_measured = self.choice.is_measured
@@ -57,11 +57,11 @@ def plan_all_reduce(
       topology: value of `--topology`; empty for the hosts of the processes.
       group: all processes of the job; None if they cannot communicate yet.
       cluster: this process.
-      replicas: number of replicas; 0 for one in each process.
+      replicas: number of replicas in the job; 0 for one in each process.
 
     Raises:
-      InputError: the topology does not match the number of replicas, the algorithm does not support these hosts, or the file
-        of a table is unreadable or differs between processes.
+      InputError: the topology does not match the number of replicas, the algorithm does not support these hosts, or the
+        file with the table of algorithms is unreadable or differs between processes.
     """
     choice, replicas = parse_all_reduce(all_reduce), replicas or cluster.size
     if topology:
@@ -86,7 +86,7 @@ def _detect_topology(algorithm: str, group: Group | None, cluster: Cluster, repl
         if algorithm in ("auto", "hierarchical"):
             raise InputError(
                 f"--all_reduce={algorithm} needs the hosts of all processes, which are not known before Horovod has started. "
-                f"Received: {cluster.size} processes, {cluster.local_size} of them on this host. Give --topology, such as 2,1."
+                f"Received: {cluster.size} processes, {cluster.local_size} of them on this host. Pass --topology, such as 2,1."
             )
         return Topology((0,) * replicas)  # other algorithms do not depend on hosts
     hosts = group.gather("all_reduce/hosts", [socket.gethostname(), cluster.rank - cluster.local_rank])

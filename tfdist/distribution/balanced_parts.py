@@ -14,10 +14,10 @@ def place_by_size(sizes: Sequence[int], parts: int) -> list[int]:
 
     The largest part is at most 4/3 of the optimum (Graham, 1969). The first part has the largest variable.
     """
-    loads, placement = [0] * parts, [0] * len(sizes)
-    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        placement[number] = loads.index(min(loads))
-        loads[placement[number]] += sizes[number]
+    totals, placement = [0] * parts, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        placement[index] = totals.index(min(totals))
+        totals[placement[index]] += sizes[index]
     return placement
 
 
@@ -25,18 +25,18 @@ def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
     """Returns the owner of each variable; see `place_by_size`.
 
     Raises:
-      InputError: there are fewer variables than owners, but at least one.
+      InputError: there are fewer variables than owners, and at least one variable.
     """
     if 0 < len(sizes) < parts:
         raise InputError(
             f"--shard=optimizer needs a trained variable for each replica. Received: {len(sizes)} variables, {parts} replicas. "
-            "Leave out --shard."
+            "Remove --shard."
         )
     return place_by_size(sizes, parts)
 
 
 def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> list[int]:
-    """Returns the size of each owner's optimizer state, given that of each variable; see `balanced_owners`."""
+    """Returns the size of each owner's optimizer state, given `state`, its size for each variable; see `balanced_owners`."""
     totals = [0] * parts
     for owner, size in zip(balanced_owners(sizes, parts), state, strict=True):
         totals[owner] += size
@@ -52,10 +52,10 @@ def describe_parts(sizes: Sequence[int]) -> str:
 
 
 def exchanges(sizes: Mapping[int, int], owners: Sequence[int], parts: int, min_elements: int) -> list[list[list[int]]]:
-    """Returns the numbers of the variables that each owner sends to all others in each exchange: [exchange][owner].
+    """Returns the indices of the variables that each owner sends to all others in each exchange: [exchange][owner].
 
     In an exchange, the vectors of all owners are padded to the same length. Each owner sends its largest variables first, so
-    that little is padded; up to `min_elements`, variables share a vector. `sizes` has the elements of variables, by number.
+    that little is padded. Variables share a vector of up to `min_elements`. `sizes` has their numbers of elements, by index.
     """
     queues = [
         sorted((i for i in sizes if owners[i] == part), key=lambda i: sizes[i], reverse=True) for part in range(parts)

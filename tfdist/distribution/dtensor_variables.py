@@ -1,4 +1,4 @@
-"""Tensors and variables on a device mesh, for which DTensor compiles one SPMD program."""
+"""Places tensors and variables on a device mesh, for which DTensor compiles one SPMD program."""
 
 import contextlib
 import functools
@@ -20,14 +20,14 @@ from tfdist.config.mesh import Mesh
 from tfdist.coordination import Group
 from tfdist.data.row_partition import IndexedBatch, restore_none
 from tfdist.distribution.strategy import Read, Strategy, VariableAdoption, VariableBlocks
-from tfdist.distribution.tf_server import server_start, with_addresses
+from tfdist.distribution.tf_server import wait_for_servers, with_addresses
 from tfdist.errors import InputError, dtensor_layout_error
 
 
 def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
     """Initializes DTensor, with a server in each of several processes, and creates its mesh.
 
-    Each process has an equal part of the mesh, in the order of ranks, and waits `seconds` for the servers of the others.
+    Each process has an equal part of the mesh, in the order of ranks, and waits up to `seconds` for the others' servers.
 
     Raises:
       InputError: this process has fewer devices than its part of the mesh.
@@ -43,7 +43,7 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
     os.environ["DTENSOR_CLIENT_ID"] = str(cluster.rank)
     os.environ["DTENSOR_NUM_CLIENTS"] = str(cluster.size)
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    with server_start(group, cluster.size, seconds):
+    with wait_for_servers(group, cluster.size, seconds):
         dtensor.initialize_accelerator_system(
             kind, enable_coordination_service=False, num_logical_cpu_devices=local_size if kind == "CPU" else None
         )
@@ -56,12 +56,12 @@ class Devices:
     """The devices of a mesh, and operations on the local devices."""
 
     def __init__(self, mesh: Mesh, engine: dtensor.Mesh):
-        """Initializes the devices of a mesh; `engine` is DTensor's, with the same axes."""
+        """Initializes the devices of a mesh; `engine` is DTensor's mesh, with the same axes."""
         self.mesh = mesh
         self._engine = engine
 
     def layout(self, layout: Layout) -> dtensor.Layout:
-        """Converts a layout to DTensor's.
+        """Converts a layout to a DTensor layout.
 
         Axes of size 1 are dropped, because DTensor rejects them next to other axes in some matrix products.
         """
@@ -80,7 +80,7 @@ class Devices:
         return dtensor.pack(parts, self.layout(layout))
 
     def copier(self, on_copy: Callable[[tf.Tensor], object] | None = None) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns a function that replicates captured tensors on every device, once, and then calls `on_copy` with them."""
+        """Returns a function that replicates a captured tensor on every device, only once, and then calls `on_copy` with it."""
         copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
         def replicate(tensor: tf.Tensor) -> tf.Tensor:
@@ -235,8 +235,8 @@ def place_batch(batch: Any, devices: Devices, axis: str) -> Any:
             return None
         if not isinstance(value, tf.Tensor):
             raise InputError(
-                f"On a mesh a batch must consist of dense tensors. Received: a {type(value).__name__}. Convert it, as with "
-                "to_tensor()."
+                f"On a mesh, a batch must consist of dense tensors. Received: a {type(value).__name__}. Convert it, as "
+                "with to_tensor()."
             )
         return devices.place(value, row_layout(value.shape, axis, devices.mesh.axes[axis]))
 
@@ -267,7 +267,7 @@ class MeshBlocks(VariableBlocks):
     def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
         """See base class. Returns one copy per device, whose owner is the device's mesh coordinates."""
         return [
-            (",".join(f"{axis}:{number}" for axis, number in coordinates.items()), offset, np.asarray(part))
+            (",".join(f"{axis}:{index}" for axis, index in coordinates.items()), offset, np.asarray(part))
             for coordinates, offset, part in self._devices.blocks(variable)
         ]
 
@@ -310,7 +310,7 @@ class MeshVariables(VariableAdoption):
         return self._strategy.scope()
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """See base class. Only checks that all variables were created in the scope."""
+        """See base class. On a mesh, this only checks that all variables were created in the scope."""
         foreign_path = next((variable.path for variable in variables if not self.owns(variable)), None)
         if foreign_path is not None:
             raise InputError(

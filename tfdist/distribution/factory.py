@@ -72,7 +72,7 @@ def start(
     """Starts the strategy that `detect` chose.
 
     A constructor may have the parameter `start_timeout_seconds`. `on_join` is called after the group is joined and before the
-    engine starts, which may wait forever for a lost process.
+    engine starts, because its start may wait forever for a lost process.
     """
 
     def join_group(cluster: Cluster) -> Group:
@@ -97,7 +97,7 @@ def declaration(name: str) -> Declaration:
     """Returns the declaration of a strategy, from the registry or the class `package.module:Class`.
 
     Raises:
-      InputError: there is no such strategy.
+      InputError: there is no strategy of this name.
     """
     class_declaration = strategy_class(name).declaration if ":" in name else None
     return class_declaration or strategy_declaration(name)
@@ -107,7 +107,7 @@ def strategy_class(name: str) -> type[Strategy]:
     """Returns the class of a strategy, given its name or `package.module:Class`.
 
     Raises:
-      InputError: there is no such strategy.
+      InputError: there is no strategy of this name.
     """
     if ":" in name:
         strategy_type = load_object(name)
@@ -132,7 +132,7 @@ def create(
     """Creates a strategy; its constructor calls `join` once, when it knows the address of the job's group.
 
     Raises:
-      InputError: the strategy has no such option, or is not available here.
+      InputError: the strategy does not have one of the options, or is not available here.
     """
     strategy_type = strategy_class(name)
     known_options = [p for p in inspect.signature(strategy_type).parameters if p not in ("cluster", "join")]

@@ -1,6 +1,6 @@
-"""Initializes Horovod: chooses its library, and connects the ranks, with or without horovodrun.
+"""Initializes Horovod: chooses its communication library and connects the ranks, with or without horovodrun.
 
-MPI libraries connect by PMI-1, a protocol of lines on a socket, which `pmi_service` implements over the job's group.
+MPI libraries connect through PMI-1, a line protocol on a socket, which `pmi_service` implements over the job's group.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from horovod.runner.gloo_run import create_slot_env_vars
 from tfdist.cluster.affinity import cores_per_process, cpu_quota
 from tfdist.cluster.devices import BINDING_LAUNCHERS
 from tfdist.cluster.environment import Cluster
-from tfdist.cluster.quiet_tensorflow import environment_variables
+from tfdist.cluster.quiet_tensorflow import temporary_environment_variables
 from tfdist.collectives.no_constant_folding import hide_constant
 from tfdist.coordination import Group, horovod_store
 from tfdist.coordination.job_token import (
@@ -57,15 +57,15 @@ _REPLIES = {
 def pmi_service(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[None]:
     """Context in which an MPI library can be initialized once; a thread answers its PMI commands until the process ends.
 
-    All members must start their libraries. On exit, environment variables are restored, because child processes are not
-    members of the MPI job.
+    All members of the group must start their libraries. On exit, environment variables are restored, because child processes
+    are not members of the MPI job.
     """
     service_end, library_end = socket.socketpair()
     service = _Service(group, hosts, seconds)
     threading.Thread(target=service.serve, args=(service_end,), name="mpi process management", daemon=True).start()
     end = str(library_end.detach())  # the library closes it
     variables = {"PMI_FD": end, "PMI_RANK": str(group.rank), "PMI_SIZE": str(group.size)}
-    with environment_variables(variables):  # srun may have set some
+    with temporary_environment_variables(variables):  # srun may have set some
         yield
 
 
@@ -112,15 +112,15 @@ class _Service:
 
 
 def process_mapping(hosts: Sequence[str]) -> str:
-    """Returns PMI's description of the hosts of ranks, as blocks (first host, number of hosts, ranks per host)."""
-    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
-    blocks = [f"({numbers[host]},1,{len(list(ranks))})" for host, ranks in itertools.groupby(hosts)]
+    """Returns PMI's description of the hosts of all ranks, in blocks (first host, number of hosts, ranks per host)."""
+    host_indices = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
+    blocks = [f"({host_indices[host]},1,{len(list(ranks))})" for host, ranks in itertools.groupby(hosts)]
     return f"(vector,{','.join(blocks)})"
 
 
 _MAX_NAME_BYTES = 8192  # bytes; MPI_MAX_LIBRARY_VERSION_STRING is not larger in any library
 _THREAD_MULTIPLE = 3  # in the ABI of MPICH, and in Open MPI
-# Variables of UCX and libfabric, through which MPICH connects hosts. They listen even if all ranks share a host's memory.
+# Variables of UCX and libfabric, with which MPICH connects hosts. They open ports even if all ranks share a host's memory.
 _INTERFACE_VARIABLES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 
 
@@ -134,33 +134,33 @@ def mpi_library() -> str:
 
 
 def library_name(version: str) -> str:
-    """Extracts the name and the version from a library's description."""
+    """Returns the name and version number of an MPI library, given its description of itself."""
     name = version.partition("\n")[0].partition(",")[0]
     return " ".join(name.replace("Version:", " ").replace("Open MPI v", "Open MPI ").split())
 
 
 def starts_without_mpirun(name: str) -> bool:
-    """Returns whether `initialize` can start the library with this name, which is false for Open MPI."""
+    """Returns whether `initialize_mpi` can start the library with this name, which is false for Open MPI."""
     return not name.startswith("Open MPI")
 
 
-def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
-    """Initializes MPI in this process once, for any number of starts of Horovod.
+def initialize_mpi(group: Group, hosts: Sequence[str], seconds: float) -> None:
+    """Initializes MPI once in this process, however often Horovod is started.
 
     MPI then ends with the process, not with Horovod: it cannot be initialized again, and ending it would wait for lost ranks.
-    All members must call this function, with the address of each rank's host, and the limit in seconds of waiting for others.
+    All members must call this function, with the address of each rank's host, and wait up to `seconds` for each other.
 
     Raises:
       InputError: Horovod was not built with MPI, or with a library that only mpirun can start.
     """
     if not (name := mpi_library()):
         raise InputError(
-            "--communication=mpi needs a Horovod that was built with MPI. Received: a Horovod without MPI. Run "
+            "--communication=mpi requires Horovod built with MPI. Received: Horovod without MPI. Run "
             "`pip install mpich` and `tfdist install_horovod --mpi`."
         )
     if not starts_without_mpirun(name):
         raise InputError(
-            f"Only mpirun can start processes of Open MPI. Received: Horovod with {name}. Run the command with `mpirun -np N`, "
+            f"Open MPI needs processes started by mpirun. Received: Horovod with {name}. Run the command with `mpirun -np N`, "
             "or build Horovod with MPICH: `pip install mpich` and `tfdist install_horovod --mpi --force`."
         )
     flag = ctypes.c_int()
@@ -181,56 +181,61 @@ def _mpi_library() -> ctypes.CDLL:
 
 
 # For `--communication=auto`, Horovod's collectives use MPI if each rank has a core for it, else Gloo. Between processes of one
-# host, MPI has a fraction of Gloo's latency, but waits by polling, which takes a core from computing. The decision is the same
-# in every run of a command on a machine, and does not depend on load or measurements: another library may sum in another order,
-# and a process cannot replace the library with which Horovod has started.
+# host, MPI has a fraction of Gloo's latency, but waits by polling, which keeps a core busy. The decision is the same
+# in every run of a command on a machine, and does not depend on load or measurements, because libraries sum in different orders
+# and a process cannot replace the library with which it has started Horovod.
 
 ELASTIC_VARIABLES = (ELASTIC_VARIABLE, "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
-CORES = 2  # cores per rank that MPI needs: one polls while the other computes
-# Variables in which users choose the library.
+MPI_CORES = 2  # cores per rank that MPI needs: one polls while the other computes
+# Variables with which users choose the library.
 _HOROVOD_VARIABLES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
 
 
-class Choice(NamedTuple):
-    """A library, "gloo" or "mpi", and the reason, a clause that begins with "because" or "as"."""
+class LibraryChoice(NamedTuple):
+    """A library, "gloo" or "mpi", and the reason for it, a clause that begins with "because" or "as"."""
 
     library: str
     reason: str
 
 
-def choose_library(group: Group, cluster: Cluster) -> Choice:
-    """Chooses the library for all members, each of which must call this function: Gloo if any has a reason against MPI."""
+def choose_library(group: Group, cluster: Cluster) -> LibraryChoice:
+    """Chooses the library for all members: Gloo if any member has a reason against MPI. Every member must call it."""
     cores = cores_per_process(cluster.local_size, assigned=cluster.source in BINDING_LAUNCHERS)
     quota = cpu_quota() / cluster.local_size
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
     local_choice = rank_choice(cluster, min(cores, quota), mpi_library(), has_gpus, os.environ)
-    choices = [Choice(*choice) for choice in group.gather("horovod/automatic", list(local_choice))]
+    choices = [LibraryChoice(*choice) for choice in group.gather("horovod/automatic", list(local_choice))]
     return next((choice for choice in choices if choice.library == "gloo"), local_choice)
 
 
-def rank_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
-    """Returns the choice of one rank, with the number of cores that it may use and Horovod's `mpi_library`."""
+def rank_choice(
+    cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]
+) -> LibraryChoice:
+    """Returns the choice of one rank, which may use this number of cores; `mpi` is the name of Horovod's MPI library."""
     reasons_against_mpi = (
-        (cluster.size == 1, "this is one process"),
+        (cluster.size == 1, "this is a single process"),
         (any(environment.get(name) == "1" for name in ELASTIC_VARIABLES), "the job is elastic"),
         ("HOROVOD_RANK" in environment and ADDRESS_VARIABLE not in environment, "horovodrun started the processes"),
         (has_gpus, "the ranks have GPUs"),
         (cluster.local_size < cluster.size, "the job is on several hosts"),
-        (cores < CORES, f"MPI needs {CORES} cores per rank, of which it keeps one busy, and there are {cores:g}"),
+        (
+            cores < MPI_CORES,
+            f"MPI needs {MPI_CORES} cores per rank, of which it keeps one busy, and there are {cores:g}",
+        ),
         (not mpi, "Horovod was built without MPI"),
         (not starts_without_mpirun(mpi), f"only mpirun can start {mpi}"),
     )
     for applies, reason in reasons_against_mpi:
         if applies:
-            return Choice("gloo", f"because {reason}")
-    return Choice("mpi", f"because all ranks are on one host, with {cores:g} cores each")
+            return LibraryChoice("gloo", f"because {reason}")
+    return LibraryChoice("mpi", f"because all ranks are on one host, with {cores:g} cores each")
 
 
-COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", without a flag
-CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", used if there is no flag
+STALL_CHECK, STALL_SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 STALL_SECONDS = 600
 _MAX_ADDRESS_BYTES = 512  # bytes of a host name and port, with room to spare
-_library_in_use: dict[str, str] = {}  # "communication", and the "reason" for it
+_library_in_use: dict[str, str] = {}  # "communication": the library; "reason": why it was chosen
 # Horovod's cycle time in ms; half of it is added to every message. With Gloo, which sleeps while it waits, 0.1 would keep a
 # third of a core busy. MPI polls while ranks wait for each other in every cycle: with 0.5, a step of a small model takes 1.1 to
 # 1.4 times as long as with 2 if each rank has one core.
@@ -251,11 +256,11 @@ def start_horovod(
     Args:
       cluster: this process in the job.
       join: joins the job's group; called once, when the group's address is known.
-      communication: library of the collectives, "gloo" or "mpi"; "auto" for the choice in the environment or of
-        `choose_library`; empty for the choice in the environment or Gloo.
+      communication: library of the collectives, "gloo" or "mpi". "auto" uses the library set in the environment, else that of
+        `choose_library`; an empty string the library set in the environment, else Gloo.
       stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
-      make_process_sets: returns the process sets, which Horovod must know when it starts; called once, with the group unless it
-        is joined through Horovod. By default, those of `options` are used.
+      make_process_sets: returns the process sets, which Horovod must know when it starts. Called once, with the group, or None
+        if the group is joined through Horovod. By default, the process sets in `options` are used.
       **options: arguments of Horovod's `init`, including `process_sets`.
 
     Returns:
@@ -271,7 +276,7 @@ def start_horovod(
         _init(options, communication)
         _check_size(cluster, options)
         return join(_broadcast_coordinator(cluster))
-    # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
+    # The group is joined first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
     group = join(cluster)
     if group.size == cluster.size:
         group.agree("horovod/communication", {"communication": communication}, "--")
@@ -287,7 +292,7 @@ def start_horovod(
     return group
 
 
-def automatic_choice(group: Group, cluster: Cluster) -> Choice:
+def automatic_choice(group: Group, cluster: Cluster) -> LibraryChoice:
     """Returns the choice for "auto" without starting Horovod; all members must call this function."""
     choice = _requested_choice("auto", cluster)
     return choose_library(group, cluster) if choice.library == "auto" else choice
@@ -310,7 +315,7 @@ def _check_size(cluster: Cluster, options: Mapping[str, Any]) -> None:
 
 def _mpirun_error(received: str) -> InputError:
     return InputError(
-        f"mpirun must be of the MPI library with which Horovod was built. Received: {received}. Use that library's mpirun, "
+        f"mpirun must belong to the MPI library with which Horovod was built. Received: {received}. Use that library's mpirun, "
         "or set MPI_HOME to the directory of this one and run `tfdist install_horovod --mpi --force`."
     )
 
@@ -319,17 +324,17 @@ def _knows_coordinator(cluster: Cluster) -> bool:
     return bool(cluster.coordinator or ADDRESS_VARIABLE in os.environ)
 
 
-def _requested_choice(communication: str, cluster: Cluster) -> Choice:
+def _requested_choice(communication: str, cluster: Cluster) -> LibraryChoice:
     """Returns the requested library and the reason; the library is "auto" if `choose_library` must choose."""
     if cluster.source == "MPI":
         if communication == "gloo":
             raise InputError(
-                "--communication=gloo is for processes that mpirun has not started. Received: mpirun's variables. Leave it "
-                "out, or use `tfdist launch`."
+                "--communication=gloo is for processes that mpirun has not started. Received: mpirun's variables. Remove the "
+                "flag, or use `tfdist launch`."
             )
-        return Choice("mpi", "because mpirun started the processes")
+        return LibraryChoice("mpi", "because mpirun started the processes")
     if communication in ("gloo", "mpi"):
-        choice, origin = Choice(communication, "as --communication says"), "--communication"
+        choice, origin = LibraryChoice(communication, "as --communication says"), "--communication"
     else:
         choice, origin = _environment_choice(communication), COMMUNICATION_VARIABLE
     if choice.library == "mpi" and "HOROVOD_RANK" in os.environ and not _knows_coordinator(cluster):
@@ -340,7 +345,7 @@ def _requested_choice(communication: str, cluster: Cluster) -> Choice:
     return choice
 
 
-def _environment_choice(communication: str) -> Choice:
+def _environment_choice(communication: str) -> LibraryChoice:
     """Returns the choice for "auto", or for a program that does not choose a library."""
     library = os.environ.get(COMMUNICATION_VARIABLE)
     if library and library not in ("gloo", "mpi"):
@@ -348,18 +353,18 @@ def _environment_choice(communication: str) -> Choice:
             f"{COMMUNICATION_VARIABLE} must be gloo or mpi. Received: {library}. Unset it, or use one of them."
         )
     if library:
-        return Choice(library, f"as {COMMUNICATION_VARIABLE} says")
+        return LibraryChoice(library, f"as {COMMUNICATION_VARIABLE} says")
     if communication == "auto":
         # Horovod's launcher also sets these variables, which are then not the user's choice.
         for name in _HOROVOD_VARIABLES if "HOROVOD_RANK" not in os.environ else ():
             if (library := os.environ.get(name, "").lower()) in ("gloo", "mpi"):
-                return Choice(library, f"as {name} says")
-        return Choice("auto", "because horovodrun started the processes")
-    return Choice(_library_in_use.get("communication", "gloo"), "because the program does not choose")
+                return LibraryChoice(library, f"as {name} says")
+        return LibraryChoice("auto", "because horovodrun started the processes")
+    return LibraryChoice(_library_in_use.get("communication", "gloo"), "because the program does not choose a library")
 
 
 def describe_communication() -> str:
-    """Returns a sentence with Horovod's library and the reason; call it after `start_horovod`."""
+    """Returns a sentence with Horovod's library and the reason for it; call this function after `start_horovod`."""
     library = mpi_library() if hvd.mpi_enabled() else "Gloo"
     if hvd.nccl_built() and tf.config.list_physical_devices("GPU"):
         library = f"NCCL and {library}"
@@ -386,23 +391,23 @@ def start_with_group(group: Group, cluster: Cluster, communication: str = "", **
     """
     if cluster.source == "MPI":
         raise InputError(
-            "Under mpirun, a process can start Horovod only once, because its shutdown ends MPI. Received: a second start. "
-            "Keep it running, or use `tfdist launch`."
+            "Under mpirun, a process can start Horovod only once, because its shutdown ends MPI. Received: a second call. "
+            "Keep Horovod running, or use `tfdist launch`."
         )
     communication = _requested_choice(communication, cluster).library
     if communication != _library_in_use.setdefault("communication", communication):
         raise InputError(
-            f"Horovod keeps the library of its first start in a process. Received: {communication} after "
-            f"{_library_in_use['communication']}. Use one of them, or another process."
+            f"Horovod keeps the library with which a process first starts it. Received: {communication} after "
+            f"{_library_in_use['communication']}. Use the same library, or another process."
         )
     if communication == "mpi":
         if group.size != cluster.size:
             raise InputError(
-                f"hvd.init(comm=...) over MPI needs mpirun. Received: {cluster.source}'s variables. Leave out comm, and use "
+                f"hvd.init(comm=...) over MPI needs mpirun. Received: {cluster.source}'s variables. Replace comm by "
                 "process_sets."
             )
-        initialize(group, _host_addresses(cluster, group), STALL_SECONDS)
-        with environment_variables({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}):
+        initialize_mpi(group, _host_addresses(cluster, group), STALL_SECONDS)
+        with temporary_environment_variables({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}):
             _init(options, communication)
     else:
         os.environ.update(serve_and_describe(cluster, group))
@@ -410,7 +415,7 @@ def start_with_group(group: Group, cluster: Cluster, communication: str = "", **
 
 
 def _init(options: dict[str, Any], communication: str = "gloo") -> None:
-    """Initializes Horovod; shuts it down after an error, to allow another start."""
+    """Initializes Horovod; shuts it down after an error, so that it can be started again."""
     os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_MS.get(communication, _CYCLE_MS["gloo"]))
     try:
         hvd.init(**options)
@@ -428,17 +433,20 @@ def _set_defaults(stall_seconds: int) -> None:
 def stall_settings(environment: Mapping[str, str], max_seconds: int = STALL_SECONDS) -> dict[str, str]:
     """Returns Horovod's settings for stalled operations: seconds until a warning and until a shutdown.
 
-    The defaults are 60 and `max_seconds`. The second must be larger; if the user sets only one, the other is adjusted.
+    The defaults are 60 and `max_seconds`. Shutdown must be later than the warning: if the user sets one, the other is adjusted.
     """
-    shutdown_seconds = int(environment.get(SHUTDOWN) or 0) or max_seconds  # 0 means never in Horovod
-    check = int(environment.get(CHECK) or max(1, min(60, shutdown_seconds // 2)))
-    return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(max_seconds, 2 * check))}
+    shutdown_seconds = int(environment.get(STALL_SHUTDOWN) or 0) or max_seconds  # 0 means never in Horovod
+    check = int(environment.get(STALL_CHECK) or max(1, min(60, shutdown_seconds // 2)))
+    return {
+        STALL_CHECK: str(check),
+        STALL_SHUTDOWN: environment.get(STALL_SHUTDOWN) or str(max(max_seconds, 2 * check)),
+    }
 
 
 def _broadcast_coordinator(cluster: Cluster) -> Cluster:
     """Broadcasts an address for the group, with a port that rank 0 chooses, through the initialized Horovod.
 
-    It uses a session because programs may disable eager execution, or configure TensorFlow's devices after `hvd.init`.
+    Uses a session because programs may disable eager execution, or configure TensorFlow's devices after `hvd.init`.
     """
     if cluster.size == 1:
         return cluster
@@ -480,7 +488,7 @@ def _host_addresses(cluster: Cluster, group: Group) -> list[str]:
     except OSError as error:
         raise InputError(
             f"Horovod's rendezvous needs an IPv4 address of rank 0's host. Received: {address} ({error}). Set "
-            "TFDIST_COORDINATOR=host:port to one, the same for every process."
+            "TFDIST_COORDINATOR=host:port to such an address, the same for every process."
         ) from error
     routes = group.gather("horovod/ways", list(route))
     first_host = next(

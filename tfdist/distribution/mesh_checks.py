@@ -1,4 +1,4 @@
-"""Checks for meshes: rejects calls of models outside of compiled programs, and operations on which DTensor fails."""
+"""Rejects calls of a model on a mesh outside of compiled programs, and operations on which DTensor fails."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -30,9 +30,9 @@ def _check_call(layer: keras.Layer, inputs: Sequence[Any]) -> None:
     variables = [*layer.weights, *(optimizer.variables if optimizer is not None else [])]
     if any(isinstance(keras_internals.value_of(variable), dtensor.DVariable) for variable in variables):
         raise InputError(
-            f"A model on a mesh computes only in programs that are compiled for the mesh. Received: a call of {layer.name} "
-            "outside of them. Call tfdist.distribute(model) before its fit, evaluate, predict and ..._on_batch (instead of "
-            "model(x), use predict_on_batch), or use tfdist.Trainer."
+            "A model on a mesh can be called only in programs that are compiled for the mesh. Received: a call of "
+            f"{layer.name} outside of them. Call tfdist.distribute(model) before its fit, evaluate, predict and ..._on_batch "
+            "(instead of model(x), use predict_on_batch), or use tfdist.Trainer."
         )
 
 
@@ -47,7 +47,7 @@ def _may_be_on_mesh(x: Any) -> bool:
 
 
 class _Rule(NamedTuple):
-    """Rejects operations of these types if `applies` returns True; `message` has the fields `name` and `shapes`."""
+    """Rejects operations of `types` if `applies` returns True; `message` is a format with the fields `name` and `shapes`."""
 
     types: tuple[str, ...]
     applies: Callable[[tf.Operation], bool]
@@ -88,7 +88,7 @@ def _has_scalar_condition(operation: tf.Operation) -> bool:
 
 
 _TRACING_RULE = (
-    "must be traced within the step, which lays it out; otherwise, DTensor gives wrong results. Received: {name}. Avoid "
+    "must be traced within the step, which lays it out, because DTensor gives wrong results otherwise. Received: {name}. Avoid "
     "tf.raw_ops, and tf.function around code that is also called outside of the model."
 )
 _RULES = (
@@ -101,15 +101,15 @@ _RULES = (
     _Rule(
         ("StridedSlice",),
         _has_unnamed_dims,
-        "On a mesh x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: {name} of a "
-        "tensor {shapes[0]}. Use tf.expand_dims or keras.ops.expand_dims.",
+        "On a mesh, x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: {name} of "
+        "a tensor {shapes[0]}. Use tf.expand_dims or keras.ops.expand_dims.",
     ),
     _Rule(("StridedSlice",), _has_strides, f"On a mesh, a slice with strides {_TRACING_RULE}"),
     _Rule(("ConcatV2",), _has_negative_axis, f"On a mesh, a concatenation with a negative axis {_TRACING_RULE}"),
     _Rule(
         ("SelectV2",),
         _has_scalar_condition,
-        "On a mesh tf.where must not have a scalar condition; DTensor ends the process otherwise. Received: {name} of tensors "
+        "On a mesh, tf.where must not have a scalar condition; DTensor ends the process otherwise. Received: {name} of tensors "
         "{shapes[1]}. Broadcast the condition to their shape.",
     ),
 )

@@ -1,4 +1,4 @@
-"""`ShardedOptimizer`: each replica has a part of the optimizer's state and updates the corresponding weights.
+"""Divides the optimizer's state among replicas, each of which updates the weights whose state it has.
 
 This is stage 1 of ZeRO (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
 arXiv:1910.02054). With weights w of which replica r owns w_r, slots s_r, and gradients g that are summed over replicas as
@@ -50,7 +50,7 @@ class ShardedOptimizer(OptimizerShards):
         if len(strategy.local_replicas) != 1:
             raise InputError(
                 "--shard=optimizer needs one replica in each process. Received: "
-                f"{len(strategy.local_replicas)} in this one. Start one process per device."
+                f"{len(strategy.local_replicas)} replicas in this process. Start one process per device."
             )
         self.parts, self._rank = strategy.replicas, strategy.local_replicas.start
         self._owners: dict[int, int] = {}  # by the id of a trained variable, or of a variable of the optimizer
@@ -66,11 +66,11 @@ class ShardedOptimizer(OptimizerShards):
         """
         variables = list(model.trainable_variables)
         owners = balanced_owners([keras_internals.bytes_of(variable) for variable in variables], self.parts)
-        local_numbers = {number for number, owner in enumerate(owners) if owner == self._rank}
+        local_indices = {index for index, owner in enumerate(owners) if owner == self._rank}
         with self._strategy.process_device():
-            slots = keras_internals.build_partially(model.optimizer, variables, local_numbers)
+            slots = keras_internals.build_partially(model.optimizer, variables, local_indices)
         self._owners = {id(variable): owner for variable, owner in zip(variables, owners, strict=True)}
-        self._owners |= {slot: owners[number] for slot, number in slots.items()}
+        self._owners |= {slot: owners[index] for slot, index in slots.items()}
 
     def apply(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Variables) -> None:
         """See base class. Updates the weights whose optimizer state this replica owns."""
@@ -117,7 +117,7 @@ class ShardedOptimizer(OptimizerShards):
     def _exchange_vectors(
         self, members: list[list[int]], values: Sequence[tf.Tensor], name: str
     ) -> dict[int, tf.Tensor]:
-        """Returns the values of other owners' variables in an exchange, by number; `members` are the numbers by owner."""
+        """Returns the values of other owners' variables in an exchange, by index; `members` has the indices by owner."""
         collectives, dtype = self._strategy.collectives, values[max(members, key=len)[0]].dtype
         sizes = [[values[i].shape.num_elements() for i in numbers] for numbers in members]
         padding = max(map(sum, sizes)) - sum(sizes[self._rank])
@@ -135,7 +135,7 @@ class ShardedOptimizer(OptimizerShards):
 
     @contextlib.contextmanager
     def complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """See base class. Sends one variable at a time, and only the chief keeps the values."""
+        """See base class. Broadcasts one variable at a time, and only the chief keeps the values."""
         values: dict[int, tf.Tensor] = {}
         remote_variables: list[keras.Variable] = []
         for variable in variables:
@@ -164,5 +164,5 @@ class ShardedOptimizer(OptimizerShards):
 
 
 def optimizer_shards(shard: str, strategy: "Strategy") -> OptimizerShards:
-    """Returns the shards for a value of `--shard`, `none` or `optimizer`."""
+    """Returns the optimizer's shards for `shard`, the value `none` or `optimizer` of `--shard`."""
     return ShardedOptimizer(strategy) if shard == "optimizer" else OptimizerShards(strategy)

@@ -1,7 +1,7 @@
 """The `Strategy` interface, which defines where and how a step runs, and interfaces that only some strategies override.
 
-The trainer knows nothing else about a strategy. `TensorLayouts`, `VariableBlocks`, `VariableAdoption`, `OptimizerShards` and
-`ModelParts` are capabilities of some strategies.
+The trainer uses a strategy only through these interfaces. `TensorLayouts`, `VariableBlocks`, `VariableAdoption`,
+`OptimizerShards` and `ModelParts` are capabilities of some strategies.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ LossGradients = tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]
 
 
 class Capability:
-    """What only some strategies can do, by calls on the strategy; other strategies have the methods of the base class."""
+    """The base class of interfaces to what only some strategies can do; other strategies use the default methods."""
 
     def __init__(self, strategy: "Strategy"):
         self._strategy = strategy
@@ -50,7 +50,7 @@ class ModelParts(Capability):
     computes_outputs: bool = True
 
     def local_part(self, model: keras.Model) -> keras.Model:
-        """Returns the part that this process trains of a model that was created in the scope."""
+        """Returns the part of a model created in the scope that this process trains."""
         return model
 
     def description(self, part: keras.Model) -> str:
@@ -74,7 +74,7 @@ class ModelParts(Capability):
         return sum(float(tf.reduce_sum(loss)) for loss in keras_internals.weight_losses(part))
 
     def outputs(self, outputs: Any) -> Any:
-        """Returns the outputs for a replica's rows in every process of the replica, in a replica function.
+        """Returns a replica's outputs in every process of the replica; call it in a replica function.
 
         Args:
           outputs: structure of tensors; only their shapes matter in a process that does not compute outputs.
@@ -99,7 +99,7 @@ class OptimizerShards(Capability):
         """Creates this process's part of the optimizer's state for a built model; call it outside of the scope."""
 
     def apply(self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Variables) -> None:
-        """Updates weights with reduced gradients, in a replica function. Call `exchange` afterwards.
+        """Updates weights with reduced gradients, in a replica function; call `exchange` afterwards.
 
         An update without variables, as in a pipeline stage without trainable variables, still counts as a step.
         """
@@ -112,11 +112,11 @@ class OptimizerShards(Capability):
         """Sends updated weights to the replicas that did not update them, in a replica function."""
 
     def state_bytes(self, optimizer: keras.Optimizer) -> list[int]:
-        """Returns the bytes of the optimizer's variables in each part."""
+        """Returns the size of each part of the optimizer's variables, in bytes."""
         return [sum(keras_internals.bytes_of(variable) for variable in optimizer.variables)]
 
     def is_local_only(self, variable: keras.Variable) -> bool:
-        """Returns whether only this replica has a variable of the optimizer."""
+        """Returns whether this replica is the only one with a variable of the optimizer."""
         return False
 
     def is_on_all_replicas(self, variable: keras.Variable) -> bool:
@@ -181,7 +181,7 @@ class TensorLayouts:
 
 
 class VariableAdoption(Capability):
-    """Adopts variables from outside of the scope; by default they are plain variables, which may be created anywhere."""
+    """Adopts variables created outside of the scope; by default these are plain variables, which may be created anywhere."""
 
     def owns(self, variable: keras.Variable) -> bool:
         """Returns whether a variable was created in the strategy's scope; True if the scope does not matter."""
@@ -247,9 +247,8 @@ class VariableBlocks(Capability):
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """Returns the blocks of a variable that this process saves: offsets in the saved array, and values on the host.
 
-        There is no communication. The blocks of all processes cover the variable without overlap.
-
-        If not `copied`, the values may share the variable's memory.
+        There is no communication. The blocks of all processes cover the variable without overlap. If `copied` is False, the
+        values may share the variable's memory.
         """
         read = _copy_to_host if copied else lambda value: np.asarray(tf.convert_to_tensor(value))
         values = [read(value) for value in self._strategy.local(variable)]
@@ -266,7 +265,7 @@ class VariableBlocks(Capability):
         return self._strategy.is_chief
 
     def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:
-        """Returns the variables of all processes, which may have different ones; every process must call it.
+        """Returns the variables of all processes, which may differ between processes; every process must call it.
 
         Args:
           forms: dtype and shape of this process's variables by name, as JSON.
@@ -360,20 +359,20 @@ class Strategy:
       group: control plane of the job's processes.
       replicas: number of replicas in the job.
       local_replicas: indices of this process's replicas, in order.
-      compiles_replicas: whether XLA compiles replica functions: shapes are static, so every replica must get the same number
-        of rows, and there is no clock.
+      compiles_replicas: whether XLA compiles replica functions. Shapes are then static, so every replica must get the same
+        number of rows, and the time cannot be read.
       compiles_loops: whether a compiled function may loop over steps and take their batches from an iterator; otherwise the
         host calls each step.
       trains_whole_model: whether each process trains the full model, and may call it; otherwise each process has some of the
         layers, and processes send activations to each other.
       layouts: layouts of tensors inside replica functions.
-      communication: a sentence that names the library of the collectives and the reason; empty if there is no choice.
+      communication: a sentence with the communication library and the reason for it; empty if there is only one.
       collectives: collectives of the replicas, inside `run`.
-      tuned_collectives: collectives of training steps if some sums use another all-reduce than the engine's; else None.
+      tuned_collectives: collectives for training steps if some all-reduces do not use the engine's algorithm; else None.
       remote: the `RemoteVariables` of a strategy with parameter servers; else None.
       sums_gradients: whether the engine itself sums the gradients of the global batch: `gradients` returns the sums, which are
         neither reduced nor compressed, and the engine compiles the whole program.
-      trains_keyed_rows: whether steps can train `tfdist.layers.DynamicEmbedding`.
+      supports_dynamic_embeddings: whether steps can train `tfdist.layers.DynamicEmbedding`.
     """
 
     declaration: ClassVar[Declaration | None] = None
@@ -390,7 +389,7 @@ class Strategy:
     collectives: Collectives
     tuned_collectives: TunedCollectives | None = None
     sums_gradients: bool = False
-    trains_keyed_rows: bool = False
+    supports_dynamic_embeddings: bool = False
     remote: Any = None
 
     @property
@@ -421,7 +420,7 @@ class Strategy:
 
     @property
     def training_shares(self) -> tuple[range, int]:
-        """This process's shares of a global batch in training, and the number of shares; one per replica, by default."""
+        """Indices of this process's shares of a global training batch, and the number of shares; one per replica by default."""
         return self.local_replicas, self.replicas
 
     @property
@@ -525,12 +524,12 @@ class Strategy:
 
         Args:
           make_dataset: called with the indices of this process's replicas and the number of all replicas; returns a
-            data set whose successive elements belong to the local replicas in turn.
+            data set whose successive elements belong to the local replicas in round-robin order.
         """
         return iter(make_dataset(self.local_replicas, self.replicas))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a function that calls `run`: once for all numbers of rows, or for each number if shapes are static."""
+        """Compiles a function that calls `run`: once for all batch sizes, or once for each if shapes are static."""
         return tf.function(function, autograph=False, reduce_retracing=not self.compiles_replicas)
 
     def gradients(self, loss_fn: LossFunction, variables: Variables, *batch: Any) -> LossGradients:
@@ -561,7 +560,7 @@ class Strategy:
     def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
         """Context, inside a replica function, in which assignments to variables change only this replica's values.
 
-        Do not call collectives in it: the replicas of a process enter it in turn, because they share Keras's variables.
+        Do not call collectives in it: a process's replicas enter it one after another, because they share Keras's variables.
         """
         return contextlib.nullcontext()
 
@@ -573,12 +572,12 @@ class Strategy:
         self.apply(optimizer, gradients, variables)
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
-        """Creates the variables for these states; call it once per name, outside of any scope."""
+        """Creates the variables for `states`; call it once per name, outside of any scope."""
         with self.scope():
             return [_variable(state) for state in states]
 
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
-        """Copies the first replica's values to every replica; a no-op if the engine does so when it creates variables."""
+        """Copies the first replica's values to every replica; a no-op if the engine already does so on creation."""
 
     @functools.cached_property
     def optimizer_shards(self) -> OptimizerShards:
@@ -658,11 +657,11 @@ def current_strategy() -> Strategy:
     """Returns the strategy whose scope is open or whose replica function is running.
 
     Raises:
-      InputError: there is none.
+      InputError: no scope is open and no replica function is running.
     """
     strategy = strategy_in_use()
     if strategy is None:
         raise InputError(
-            "A strategy's scope must be open here. Received: none. Write `with strategy.scope():` around it."
+            "A strategy's scope must be open. Received no scope. Put this code inside `with strategy.scope():`."
         )
     return strategy

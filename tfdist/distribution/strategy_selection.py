@@ -1,8 +1,8 @@
-"""Chooses the strategy: the rules of `--strategy=auto`, and what explicit strategies require of the environment."""
+"""Chooses the strategy for `--strategy=auto`, and checks that the environment meets the needs of an explicit one."""
 
 import dataclasses
 
-from tfdist.cluster.environment import Cluster, Environment, describe, detect_cluster, hint
+from tfdist.cluster.environment import Cluster, Environment, describe, detect_cluster, multi_process_hint
 from tfdist.cluster.tf_config import EXAMPLE
 from tfdist.config.strategy_registry import (
     AUTO,
@@ -31,7 +31,7 @@ class Detection:
 
     @property
     def cause(self) -> str:
-        """The clause of `reason` that gives the cause, such as `because this is one process with one local device`."""
+        """The clause of `reason` that gives the cause, such as `because this is a single process with one local device`."""
         return self.reason.partition(", ")[2].rstrip(".")
 
 
@@ -51,17 +51,17 @@ def detect(
       strategy: "auto", or the name of a strategy, such as `package.module:Class`.
       local_devices: default number of devices of this process, at least 1.
       declaration: declaration of the strategy; by default, its entry in the registry.
-      cluster: this process's place; by default, that in `env`.
+      cluster: this process's place; by default, the one that `env` describes.
 
     Raises:
-      InputError: sources disagree about this process's rank or the job's size, or the strategy does not support them.
+      InputError: launchers disagree about this process's rank or the job's size, or the strategy does not support these.
     """
     cluster = cluster or detect_cluster(env)
     if strategy == AUTO:
         selected = next(entry for entry in DECLARATIONS if entry.auto and entry.auto(cluster, local_devices))
         devices = f"{local_devices} local devices" if local_devices > 1 else "one local device"
         is_one = selected.processes is Processes.ONE
-        cause = f"this is one process with {devices}{hint(env)}" if is_one else describe(cluster)
+        cause = f"this is a single process with {devices}{multi_process_hint(env)}" if is_one else describe(cluster)
         return Detection(cluster, selected.name, f"Using strategy {selected.name}, because {cause}.")
     _check_processes(strategy, (declaration or strategy_declaration(strategy)).processes, cluster)
     return Detection(cluster, strategy, f"Using strategy {strategy}, set by --strategy; {describe(cluster)}.")
@@ -71,17 +71,17 @@ def _check_processes(strategy: str, processes: Processes, cluster: Cluster) -> N
     if cluster.servers and strategy != PARAMETER_SERVER:
         raise InputError(
             f"Only --strategy={PARAMETER_SERVER} has parameter servers. Received: --strategy={strategy} and a TF_CONFIG with "
-            f"{cluster.servers} of them (ps). Use --strategy=parameter_server, or leave out the servers."
+            f"{cluster.servers} of them (ps). Use --strategy=parameter_server, or remove the servers."
         )
     if processes is Processes.ONE and cluster.size > 1:
         raise InputError(
-            f"--strategy={strategy} is for one process; several would each train alone, into one directory. Received: "
+            f"--strategy={strategy} is for a single process: several would train independently, into one directory. Received: "
             f"{describe(cluster)}. Use --strategy=auto, or start one process without {cluster.source}'s variables."
         )
     if processes is Processes.SEVERAL and cluster == Cluster():
-        raise InputError(f"--strategy={strategy} needs to know its workers. Received: no TF_CONFIG. Example: {EXAMPLE}")
+        raise InputError(f"--strategy={strategy} needs to know its workers. Received no TF_CONFIG. Example: {EXAMPLE}")
     if processes is Processes.SEVERAL and cluster.size > 1 and not cluster.coordinator:
         raise InputError(
-            f"--strategy={strategy} must know the address of rank 0. Received: {cluster.source}'s variables, which do "
-            "not have it. Set TFDIST_COORDINATOR=host:port."
+            f"--strategy={strategy} needs the address of rank 0. Received: {cluster.source}'s variables, which do "
+            "not contain it. Set TFDIST_COORDINATOR=host:port."
         )

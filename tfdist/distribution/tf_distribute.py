@@ -1,4 +1,4 @@
-"""A `Strategy` on top of tf.distribute, for mirrored, multiworker and TPU."""
+"""Implements `Strategy` on top of tf.distribute, for the strategies mirrored, multiworker and tpu."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ class TensorFlowStrategy(Strategy):
         options: tf.distribute.experimental.CommunicationOptions | None = None,
         make_group: MakeGroup | None = None,
     ):
-        """Wraps an engine, whose collectives have `options`; `make_group` is for several processes."""
+        """Wraps an engine, whose collectives have `options`; `make_group` creates groups if there are several processes."""
         keras_internals.enable_float_conversion()
         self.name = name
         self.engine = engine
@@ -121,7 +121,7 @@ class MirroredVariables(VariableAdoption):
             if isinstance(variable.value, tf.distribute.DistributedValues):
                 raise InputError(
                     "A model must be trained with the strategy in whose scope it was created. Received: "
-                    f"{variable.path}, created under another one. Create it again."
+                    f"{variable.path}, created under another one. Create the model again."
                 )
             old_key = keras_internals.key_of(variable)
             keras_internals.recreate_variable(variable, strategy.scope())
@@ -156,7 +156,7 @@ _strategies: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # by engine;
 
 
 def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: float) -> TensorFlowStrategy:
-    """Returns the `Strategy` for a tf.distribute engine that the program has created; always the same object.
+    """Returns the `Strategy` for a tf.distribute engine that the program has created; the same object for each call.
 
     Args:
       engine: a `MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy`.
@@ -174,7 +174,7 @@ def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: fl
     if declaration is None:
         raise InputError(
             "A model must be trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. "
-            f"Received: {type(engine).__name__}. Create it in the scope of one of those."
+            f"Received: {type(engine).__name__}. Create it in the scope of one of these."
         )
     cluster = Cluster() if declaration.processes is Processes.ONE else detect_cluster(os.environ)
     group = join(cluster, start_timeout=start_timeout_seconds)
@@ -182,11 +182,11 @@ def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: fl
     return _strategies[engine]
 
 
-def agreed_creation(group: Group) -> Callable[..., tf.Variable]:
-    """Returns a creator of variables on which all ranks have agreed, for `tf.variable_creator_scope`.
+def consistent_variable_creator(group: Group) -> Callable[..., tf.Variable]:
+    """Returns a creator for `tf.variable_creator_scope` that checks that all ranks create the same variables.
 
-    The engine creates a variable with rank 0's value. Otherwise, a broadcast between different shapes would fail without the
-    name of the variable, and a rank that creates an additional variable would wait forever. Costs one small message of the
+    The engine creates a variable with rank 0's value. Without the check, a broadcast between different shapes would fail with
+    no name of a variable, and a rank that creates an additional variable would wait forever. Cost: one small message of the
     group per variable. The creator raises `InputError` if another rank creates a different variable, and `PeerLostError` if it
     creates none.
     """

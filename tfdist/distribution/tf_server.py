@@ -1,4 +1,4 @@
-"""The addresses and the start of TensorFlow servers, one per process of the job."""
+"""Starts TensorFlow servers, one per process of the job, and exchanges their addresses."""
 
 import contextlib
 import dataclasses
@@ -17,8 +17,8 @@ from tfdist.errors import InputError, PeerLostError
 
 
 @contextlib.contextmanager
-def server_start(group: Group, processes: int, seconds: float) -> Iterator[None]:
-    """Context for the start of this process's server, which waits for the other servers and cannot be interrupted.
+def wait_for_servers(group: Group, processes: int, seconds: float) -> Iterator[None]:
+    """Context for starting this process's server, which waits for the other servers and cannot be interrupted.
 
     Raises:
       PeerLostError: not all servers were up in time.
@@ -41,7 +41,7 @@ def with_addresses(cluster: Cluster, group: Group) -> Cluster:
     """
     if cluster.addresses:
         _check_port(cluster.addresses[cluster.rank])
-        group.barrier("servers/ports")  # errors must arrive before a wait during which no other thread can run
+        group.barrier("servers/ports")  # an error must reach the others before they wait, when no other thread can run
         return cluster
     host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
     addresses = group.gather("servers/addresses", f"{host}:{free_port()}")

@@ -1,4 +1,4 @@
-"""Layouts of a model's variables on a mesh, derived from the names of their dims and from rules."""
+"""Derives the layouts of a model's variables on a mesh from the names of their dims and the rules of `--layout`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from tfdist.config.mesh import Mesh
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable, layers_of, layout_of
 
-# The rules of a layout refer to names of dims. Variables of Keras layers get names from the layers' types; `name_dims`
-# overrides them for dims with a special meaning in a model, such as `ffn`, the `out` of a perceptron's first layer.
+# The rules of a layout refer to names of dims. The dims of variables of Keras layers get names from the layers' types;
+# `name_dims` overrides them for dims with a special meaning in a model, such as `ffn`, the `out` of a perceptron's first layer.
 
 Dims = tuple[str | None, ...]  # None for a dim that is replicated in every layout
 
@@ -47,7 +47,7 @@ def parse_dims(text: str) -> Dims:
 def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
     """Names dims of a model's variables, for `--layout`; has no effect without a mesh.
 
-    Must be called inside the strategy's scope, right after the model is built: variables are laid out at the end of the
+    Call it inside the strategy's scope, right after the model is built, because variables are laid out at the end of the
     scope.
 
     Args:
@@ -68,7 +68,7 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
         for variable in _matching_variables(model, expression):
             if len(dims) != len(variable.shape):
                 raise InputError(
-                    f"tfdist.name_dims: {expression!r} gives {len(dims)} dims to {variable.path}, which has "
+                    f"tfdist.name_dims: {expression!r} names {len(dims)} dims of {variable.path}, which has "
                     f"{len(variable.shape)}. Received: {text!r}."
                 )
             previous, previous_dims = names_by_path.setdefault(variable.path, (expression, dims))
@@ -78,7 +78,7 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
                 )
             if keras_internals.layout_of(variable) is not None and getattr(variable, "tfdist_dims", None) != dims:
                 raise InputError(
-                    f"tfdist.name_dims must come before variables are laid out. Received: {variable.path}, which "
+                    f"tfdist.name_dims must be called before variables are laid out. Received: {variable.path}, which "
                     "already is. Call it inside the strategy's scope, right after the model is created; its layers need "
                     "a `build` method."
                 )
@@ -140,7 +140,7 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
     """Returns the placement of a variable; for optimizer state, the layout `slots` of the model variable.
 
     Raises:
-      InputError: the rules cannot be applied to it.
+      InputError: the rules cannot be applied to the variable.
     """
     variable = uninitialized.variable
     model_placement = layout_of(variable)
@@ -151,7 +151,7 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
     if split_dim and len(dims) > 2 and uninitialized.owners and isinstance(uninitialized.owners[-1], CONVOLUTIONS):
         raise InputError(
             f"--layout shards {split_dim} of {variable.path} over the axis {rules[split_dim]}; the engine cannot shard kernels "
-            "of convolutions. Name its dims, and its bias's, * with tfdist.name_dims, or leave out the rule."
+            "of convolutions. Name its dims and those of its bias * with tfdist.name_dims, or remove the rule."
         )
     layout = layout_by_rules(variable.path, dims, variable.shape, rules, mesh)
     return shard_placement(layout, variable.shape, mesh, shard if variable.trainable else Shard())

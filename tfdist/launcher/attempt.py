@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tfdist.cluster import progress_file, terminal
-from tfdist.cluster.environment import without_sources
+from tfdist.cluster.environment import without_rank_variables
 from tfdist.cluster.terminal import StatusLine
 from tfdist.coordination import Group, Server
 from tfdist.coordination.group import name_ranks
@@ -33,7 +33,7 @@ _LAUNCHER_VARIABLES = (
     RESTART_VARIABLE,
     ELASTIC_VARIABLE,
     progress_file.VARIABLE,
-    terminal.LAUNCHER_VARIABLE,
+    terminal.COLUMNS_VARIABLE,
     "TFDIST_COORDINATOR",
 )
 
@@ -90,7 +90,7 @@ def _serve_group(
 
 def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
     """Returns the tasks of the ranks of this node, and then of the evaluator, if it runs here."""
-    inherited = {k: v for k, v in without_sources(host.environment).items() if k not in _LAUNCHER_VARIABLES}
+    inherited = {k: v for k, v in without_rank_variables(host.environment).items() if k not in _LAUNCHER_VARIABLES}
     job_environment = {"PYTHONUNBUFFERED": "1"} | inherited  # prints the last lines before a crash
     job_environment |= {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}
     if host.job.is_elastic:
@@ -102,7 +102,7 @@ def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str
             environment[progress_file.VARIABLE] = str(host.progress_files.create(rank))
         if rank == 0 and (columns := terminal.columns_of(sys.stderr)):
             width = max(columns - len(prefix(rank)), 1)  # the last state of a progress bar remains as a line
-            environment[terminal.LAUNCHER_VARIABLE] = str(width)
+            environment[terminal.COLUMNS_VARIABLE] = str(width)
         tasks.append(Task(rank, host.command(rank), environment, host.logs / f"rank-{rank}.log"))
     if host.job.evaluator and placement.node == 0:
         environment = job_environment | evaluator_variables(placement)

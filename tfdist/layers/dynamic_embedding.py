@@ -69,7 +69,7 @@ class DynamicEmbedding(keras.layers.Layer):
     def build(self, input_shape: Any = None) -> None:
         """Creates an empty table. Raises `InputError` if the current strategy cannot train it."""
         strategy = strategy_in_use()
-        if strategy and not strategy.trains_keyed_rows:
+        if strategy and not strategy.supports_dynamic_embeddings:
             raise _not_trained(strategy.name)
         # This weight represents the rows in models and optimizers, and is not updated itself.
         self.embeddings = self.add_weight(shape=(1, self.output_dim), initializer="zeros", name="embeddings")

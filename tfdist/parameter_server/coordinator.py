@@ -1,4 +1,4 @@
-"""The coordinator of a job with parameter servers: assigns steps, admits reads and orders updates. Runs on server 0."""
+"""Coordinates a job with parameter servers on server 0: assigns steps, admits reads and orders updates."""
 
 import collections
 import enum
@@ -24,8 +24,8 @@ _NO_NUMBERS = np.zeros([0], np.int64)
 class Outcome(enum.IntEnum):
     """What happens to a committed gradient: its update is ordered, or it is too old.
 
-    The ticket of a rejected gradient is computed again. A dropped one is an update that changes nothing. An unused share came
-    after the update from those of other workers.
+    The ticket of a rejected gradient is computed again. A dropped gradient is an update that changes nothing. An unused share
+    arrived after the update from the shares of other workers.
     """
 
     APPLIED = 1
@@ -41,12 +41,12 @@ class RangeResult(NamedTuple):
     updates: Sequence[Update]  # the updates, in order
     is_finite: bool  # whether all losses and gradients were finite
     norm: float = 0.0  # gradient norm of the last ticket, if its worker has computed it
-    dropped_rows: int = 0  # number of rows of the tickets that no update has used
+    dropped_rows: int = 0  # number of rows of these tickets that no update has used
     rejections: int = 0  # number of gradients that were rejected or dropped because they were too old
     scale: Sequence[float] = ()  # state of the loss scale; empty without loss scaling
     numbers: Sequence[np.ndarray] = ()  # indices of the examples of each ticket; only for worker 0
     metrics: Sequence[np.ndarray] = ()  # values of the metric variables, summed over workers; only for worker 0
-    # Work of each worker, also of lost ones; see `tfdist.synchronization.server_updates.Statistics`.
+    # Work of each worker, including lost workers; see `tfdist.synchronization.server_updates.Statistics`.
     work: Sequence[Mapping[str, float]] = ()
 
 
@@ -61,14 +61,14 @@ class _Commit(NamedTuple):
 
 
 class Coordinator:
-    """Serves all workers and servers; its methods are called from several threads, and some of them wait.
+    """Serves all workers and servers. Its methods are called from several threads, and some of them wait.
 
     A ticket is the work of one update: ticket k uses the rows of step k. Workers open a range of tickets, compute the
-    tickets that they take, and wait until all tickets of the range are applied. Records, evaluations and checkpoints follow a
-    complete range.
+    tickets that they take, and wait until all tickets of the range are applied. Log records, evaluations and checkpoints
+    follow a complete range.
 
     The ticket of a lost worker is assigned again, unless the worker has committed it, because then all servers have its
-    gradient. Servers apply only ordered updates, so either all of them or none apply a gradient.
+    gradient. Servers apply only ordered updates, so a gradient is applied by all servers or by none.
     """
 
     def __init__(self, workers: int, staleness: Staleness):
@@ -77,13 +77,13 @@ class Coordinator:
         self._changed = threading.Condition()
         self._order: UpdateOrder = Synchronous(0, -1)  # until the first range begins
         self._range_counts: collections.Counter[int] = collections.Counter()  # number of opened ranges, by worker
-        self._range_count = 0  # number of the current range, from 1
+        self._range_count = 0  # number of opened ranges; the last one is the current range
         self._active_tickets: dict[int, int] = {}  # by worker
         self._lost_workers: set[int] = set()
         self._work = [collections.defaultdict[str, float](float) for _ in range(workers)]
         self._wait_starts: dict[int, float] = {}  # by waiting worker
         self._updates: list[Update] = []
-        self._first_version = 0  # of the first of these updates
+        self._first_version = 0  # version of the weights before the first of these updates
         self._norm = 0.0
         self._gathers: dict[str, dict[int, Message]] = {}  # by key and member
         self._gather_answers: collections.Counter[str] = collections.Counter()  # calls that have returned, by key
@@ -94,9 +94,11 @@ class Coordinator:
     ) -> None:
         self._first_ticket, self._end_ticket = first, end
         self._failed_ticket: int | None = None  # the first ticket that was not finite
-        self._next_ticket = dict.fromkeys(range(self._workers), first)  # of worker 0 if workers compute whole tickets
+        self._next_ticket = dict.fromkeys(
+            range(self._workers), first
+        )  # by worker; only of worker 0 if workers compute whole tickets
         self._abandoned_tickets: set[int] = set()  # of lost workers and rejected gradients, to be assigned again
-        self._overflowed_tickets: set[int] = set()  # with a loss scale, those that were not finite
+        self._overflowed_tickets: set[int] = set()  # with a loss scale, the tickets that were not finite
         self._commits: dict[int, dict[int, _Commit]] = collections.defaultdict(dict)  # by ticket and worker
         self._losses: dict[int, float] = {}  # by ticket
         self._metrics: dict[int, Sequence[np.ndarray]] = {}  # by worker
@@ -133,7 +135,7 @@ class Coordinator:
         may not have the result of the previous range yet.
 
         Args:
-          worker: rank of the worker. The other arguments are those of worker 0.
+          worker: rank of the worker. The other arguments have an effect only in the call of worker 0.
           first: the first ticket.
           end: the ticket after the last one.
           updates: in a replay, the updates to repeat.
@@ -152,7 +154,7 @@ class Coordinator:
                 work.clear()
             self._wait_starts = dict.fromkeys(self._wait_starts, time.perf_counter())
             self._wait(worker, lambda: all(self._range_counts[rank] == number for rank in self._remaining_workers()))
-            has_failed = self._failed_ticket is not None  # then the order may have shares without an update
+            has_failed = self._failed_ticket is not None  # the order may then have shares without an update
             if updates:
                 self._order = Recorded([Update(*update) for update in updates])
             elif not self._is_synchronous:  # workers must not use weights of an earlier range again
@@ -174,19 +176,19 @@ class Coordinator:
         return {*range(self._workers)} - self._lost_workers
 
     def clear_updates(self) -> None:
-        """Forgets the updates of a range that all servers have applied, before their version is set."""
+        """Removes the updates of a range, which all servers have applied, before the version of the servers is set."""
         with self._changed:
             self._updates, self._first_version = [], 0
 
     def take(self, worker: int) -> tuple[int, int | Sequence[int] | None, list[int], Sequence[float]] | None:
-        """Returns a worker's next ticket, the version to compute it from, all tickets that are not committed, and the scale.
+        """Returns a worker's next ticket, the version to compute it from, all uncommitted tickets, and the loss scale.
 
         Waits until the worker may read that version. The lowest ticket is assigned first, so with a bound of 0, updates are in
-        the order of tickets. Returns None when nothing is left: of whole tickets when all are committed or training has ended,
-        because until then the ticket of a lost worker or of a rejected gradient may be assigned again.
+        the order of tickets. Returns None when no ticket is left. If workers compute whole tickets, that is when all are
+        committed or training has ended: a ticket of a lost worker or a rejected gradient may be assigned again until then.
 
-        The version is a minimum; None if the worker must keep its weights. In a replay, it is the exact version of each server.
-        The scale is the state of the loss scale.
+        The version is a minimum, or None if the worker must keep its weights. In a replay, it is the exact version of each
+        server. The loss scale is returned as its state.
         """
         dealer = worker if self._is_synchronous else 0
 
@@ -240,14 +242,14 @@ class Coordinator:
         loss_scale: float = 0.0,
         arrays: Sequence[np.ndarray] = (),
     ) -> Outcome:
-        """Orders the update of a gradient that all servers have; returns what happens to it by the rule of staleness.
+        """Orders the update of a gradient that all servers have; returns its outcome by the rule of `--staleness`.
 
         Args:
           worker: rank of the worker.
           ticket: ticket of the gradient.
-          loss: the loss, or the worker's share of it.
-          is_finite: whether loss and gradient are finite. Otherwise, with a loss scale, the update is skipped in its turn;
-            without one, training ends.
+          loss: the loss, or the share of the loss that this worker computed.
+          is_finite: whether loss and gradient are finite. If not, the update is skipped when its turn comes; without a loss
+            scale, training ends.
           versions: for each server, version of the weights from which the gradient was computed.
           norm: gradient norm, if it was requested.
           work: the worker's work since its last commit.
@@ -318,14 +320,14 @@ class Coordinator:
             )
             if worker:
                 return result
-            # These include lost workers.
+            # Lost workers are included.
             parts = [[part for commit in self._commits_of(ticket) for part in commit.numbers] for ticket in tickets]
             numbers = [np.concatenate([_NO_NUMBERS, *ticket_parts]) for ticket_parts in parts]
             metrics = [np.asarray(sum(values)) for values in zip(*_sorted_by_worker(self._metrics), strict=True)]
             return result._replace(numbers=numbers, metrics=metrics)
 
     def forget(self, worker: int) -> None:
-        """Makes the ticket of a lost worker available again; later calls of the worker fail."""
+        """Makes the ticket of a lost worker available again; later calls by this worker fail."""
         with self._changed:
             self._lost_workers.add(worker)
             if (ticket := self._active_tickets.pop(worker, None)) is not None:
@@ -345,8 +347,8 @@ class Coordinator:
     ) -> Message:
         """Returns the arrays of all members, in order, once all have called it with this unique key.
 
-        Without a number of `members`, they are all workers that are not lost; the answer has their numbers as `members`. If
-        there is a `receiver`, it is the only member that gets the arrays.
+        If the number of `members` is None, the members are all workers that are not lost. The answer has their ranks as
+        `members`. If there is a `receiver`, it is the only member that gets the arrays.
         """
         with self._changed:
             if members is None:
@@ -366,16 +368,16 @@ class Coordinator:
 
     @property
     def _end_of_updates(self) -> int:
-        """The ticket after the last one that is applied, if workers compute shares."""
+        """If workers compute shares, the ticket after the last ticket to apply."""
         return self._end_ticket if self._failed_ticket is None else self._failed_ticket
 
     @property
     def _has_ended(self) -> bool:
-        """Whether workers that compute whole tickets end here, because one is not finite."""
+        """Whether workers compute whole tickets and must stop, because a ticket is not finite."""
         return self._failed_ticket is not None and not self._is_synchronous
 
     def _is_needed(self, ticket: int) -> bool:
-        """Returns whether a ticket is applied; if workers compute shares, all tickets before one that is not finite."""
+        """Returns whether to apply a ticket; if workers compute shares, any ticket before one that is not finite is applied."""
         return self._failed_ticket is None or (self._is_synchronous and ticket < self._failed_ticket)
 
     def _add_updates(self, order: UpdateOrder) -> None:
@@ -393,29 +395,29 @@ class Coordinator:
                 self._losses[update.ticket] = sum(commit.loss * (all_rows / used_rows) for commit in commits)
                 update = Update(*update[:3], versions, factor, all_rows / used_rows, commits[0].loss_scale)
             self._updates.append(update)
-            # Concurrent gradients overflow together: those with a larger scale than the current one are already answered.
-            is_answered = is_overflowed and bool(self._scale) and update.loss_scale > self._scale[0]
-            if self._loss_scale and (is_overflowed or update.factor) and not is_answered:
+            # Concurrent gradients overflow together. The scale has already been reduced for those with a larger scale.
+            is_already_reduced = is_overflowed and bool(self._scale) and update.loss_scale > self._scale[0]
+            if self._loss_scale and (is_overflowed or update.factor) and not is_already_reduced:
                 values = self._loss_scale.next_state(self._scale, not is_overflowed)
                 self._scale = [tf.convert_to_tensor(value).numpy().item() for value in values]
                 if self._scale[-1] >= self._max_skipped_steps:
                     self._failed_ticket = update.ticket
 
     def _wait(self, worker: int, condition: Callable[[], bool]) -> None:
-        """Waits, for other workers."""
+        """Waits for a condition that other workers bring about, and adds the time to the worker's work."""
         start_time = self._wait_starts[worker] = time.perf_counter()
         self._changed.wait_for(lambda: worker in self._lost_workers or condition())
         self._work[worker]["workers"] += time.perf_counter() - self._wait_starts.pop(worker, start_time)
         self._check_alive(worker)
 
     def _work_of(self, worker: int) -> Mapping[str, float]:
-        """Returns the work of a worker in this range; one that waits may not have noticed that all is done."""
+        """Returns the work of a worker in this range, including the time of a wait that has not returned yet."""
         work, now = self._work[worker], time.perf_counter()
         return {**work, "workers": work["workers"] + now - self._wait_starts.get(worker, now)}
 
     def _check_alive(self, worker: int) -> None:
         if worker in self._lost_workers:
-            raise PeerLostError(f"worker {worker} did not answer for too long, and the others go on without it")
+            raise PeerLostError(f"worker {worker} did not answer for too long, and the others continue without it")
 
 
 def _sorted_by_worker(values: Mapping[int, Any]) -> list[Any]:

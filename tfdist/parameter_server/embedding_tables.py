@@ -1,8 +1,8 @@
-"""Embedding tables that a worker does not copy: it pulls the rows that a batch uses.
+"""Embedding tables of which a worker has no copy, but pulls the rows that a batch uses.
 
 In a training step, rows are pulled in one message with the other weights, and have the same version. A forward pass in
-which lookups return zeros determines the ids first; TensorFlow prunes everything else from it. The model may thus compute the
-ids, for example with `keras.layers.StringLookup`. Outside of training steps, each lookup pulls its rows.
+which lookups return zeros determines the ids first; TensorFlow prunes all its other operations. The model may thus compute
+the ids, for example with `keras.layers.StringLookup`. Outside of training steps, each lookup pulls its rows.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tfdist.distribution.strategy import OptimizerShards, Strategy
 from tfdist.errors import InputError
 from tfdist.parameter_server.keyed_rows import KeyedTable, keyed_layers
 from tfdist.parameter_server.servers import Servers
-from tfdist.parameter_server.table_rows import TableForm, blocks, growing, read_in_blocks
+from tfdist.parameter_server.table_rows import TableForm, blocks, growing_variable, read_in_blocks
 from tfdist.row_semantics.declarations import GRAPH
 
 _ELEMENTWISE_OPTIMIZERS = "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
@@ -42,9 +42,9 @@ class RemoteVariable:
     device = ""
 
     def __init__(self, key: str, variable: keras.Variable, servers: Servers, *, is_chief: bool):
-        """Initializes the access to a variable by its key on the servers. Only the chief writes what all processes assign."""
+        """Initializes the access to a variable by its key on the servers. If all processes assign it, the chief writes it."""
         self._key, self._servers, self._is_chief = key, servers, is_chief
-        self._model = servers.models + 1  # the one that is being built
+        self._model = servers.models + 1  # number of the model that is being built
         self._path = variable.path
         self.shape, self.dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
         self._bytes = keras_internals.bytes_of(variable)
@@ -68,7 +68,7 @@ class RemoteVariable:
 
 
 class RemoteTable(RemoteVariable):
-    """An embedding table or an optimizer slot of one; its rows are spread over all servers, and sent in blocks."""
+    """An embedding table or its optimizer slot, whose rows are spread over all servers and sent in blocks."""
 
     is_read_as_whole = False
 
@@ -78,7 +78,7 @@ class RemoteTable(RemoteVariable):
         return self._key
 
     def check(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the ids; raises `InputError` if one is out of range, or if a layer has read the whole table."""
+        """Returns the ids; raises `InputError` if an id is out of range, or if a layer has read the whole table."""
         self.check_is_only_looked_up()
         invalid_ids = ids[(ids < 0) | (ids >= int(self.shape[0]))]
         if len(invalid_ids):
@@ -95,7 +95,7 @@ class RemoteTable(RemoteVariable):
         return self._servers.read_rows(self._key, self.check(ids))
 
     def numpy(self) -> np.ndarray:
-        """Returns the value, which is a memory-mapped file for a large table."""
+        """Returns the value, as a memory-mapped file if the table is large."""
         dtype = self.dtype.as_numpy_dtype
         return read_in_blocks(self.shape.as_list(), dtype, lambda begin, end: self.rows(np.arange(begin, end)))
 
@@ -112,10 +112,10 @@ class RemoteTable(RemoteVariable):
         return tf.zeros(self.shape, self.dtype)  # nothing is computed from it in a graph
 
     def check_is_only_looked_up(self) -> None:
-        """Raises `InputError` if a layer has read the table other than by lookups."""
+        """Raises `InputError` if a layer has read the table in another way than by lookups."""
         if self.is_read_as_whole:
             raise InputError(
-                "An embedding that parameter servers split by rows may only be looked up. Received: a layer that reads all "
+                "An embedding that parameter servers split by rows can only be looked up. Received: a layer that reads all "
                 f"of {self._path}. Use --min_table_bytes={self._bytes + 1} to keep it whole."
             )
 
@@ -124,7 +124,7 @@ class RemoteTable(RemoteVariable):
         self.assign_blocks(lambda begin, end: np.asarray(value[begin:end], self.dtype.as_numpy_dtype))
 
     def assign_blocks(self, read: Callable[[int, int], np.ndarray]) -> None:
-        """Assigns a value; `read` returns its rows [begin, end)."""
+        """Assigns a value, of which `read` returns the rows [begin, end)."""
         for begin, end in blocks(self.shape.as_list(), self.dtype) if self._is_chief else ():
             self._servers.write_rows(self._key, np.arange(begin, end), read(begin, end))
 
@@ -139,7 +139,7 @@ class RemoteKeyedTable(KeyedTable):
     """A table with a row per key on the servers; only the chief changes it outside of updates."""
 
     def __init__(self, number: int, table: KeyedTable, servers: Servers, *, is_chief: bool):
-        """Initializes the access to trained variable `number`; `table` has its shape and dtype."""
+        """Initializes the access to the trained variable with index `number`; `table` has its shape and dtype."""
         self._number, self._servers, self._is_chief = number, servers, is_chief
         self.shape, self.dtype = table.shape, table.dtype
 
@@ -169,7 +169,7 @@ class RemoteKeyedTable(KeyedTable):
 
 
 def is_table(layer: keras.Layer, min_bytes: int, servers: int) -> bool:
-    """Returns whether a layer is split by rows: an embedding of at least `min_bytes` that is only looked up."""
+    """Returns whether a layer is to be split by rows: an embedding of at least `min_bytes` that is only looked up."""
     if not keras_internals.is_only_looked_up(layer) or layer.input_dim < servers:
         return False
     return layer.input_dim * layer.output_dim * tf.as_dtype(layer.variable_dtype).size >= min_bytes
@@ -180,14 +180,14 @@ class EmbeddingTables:
 
     Attributes:
       numbers: indices of the tables among the trained variables.
-      keyed: those of tables with a row per key.
-      forms: descriptions from which servers create the tables, by number, in order.
+      keyed: indices of the tables with a row per key.
+      forms: descriptions from which servers create the tables, by index, in order.
     """
 
     def __init__(
         self, strategy: Strategy, servers: Servers | None, weights: Sequence[keras.Variable], model: keras.Model
     ):
-        """Replaces the lookups of the tables' layers in a model with these trained variables.
+        """Replaces the lookups of the tables' layers in a model, whose trained variables are `weights`.
 
         Without servers, tables with a row per key are in this process.
 
@@ -204,7 +204,7 @@ class EmbeddingTables:
             variable = keras_internals.kernel_of(layer)
             if servers and id(variable) in order:
                 self._add_table(order[id(variable)], layer, servers)
-            else:  # it was frozen after its creation
+            else:  # the layer was frozen after its creation
                 keras_internals.initialize(variable)
         for layer in keyed_layers(model):
             if layer.trainable:
@@ -216,7 +216,7 @@ class EmbeddingTables:
             _check_updates_rows(model.optimizer)
         self._ids = {number: tf.Variable(tf.zeros([0], tf.int64), shape=[None]) for number in self.numbers}
         no_rows = {number: tf.zeros([0, table.shape[1]], table.dtype) for number, table in sorted(self._tables.items())}
-        self._rows = {number: growing(rows, trainable=True) for number, rows in no_rows.items()}
+        self._rows = {number: growing_variable(rows, trainable=True) for number, rows in no_rows.items()}
         self._record = tf.function(
             lambda batch: strategy.run(self._record_ids, batch), autograph=False, reduce_retracing=True
         )
@@ -237,7 +237,7 @@ class EmbeddingTables:
         self.forms[number] = layer.form()
         self._variables[number], table = layer.embeddings, layer.table
         if servers:
-            if not isinstance(table, RemoteKeyedTable):  # it may have been loaded
+            if not isinstance(table, RemoteKeyedTable):  # the table may have been loaded from a file
                 self._initial[number] = table.export()
             table = layer.table = RemoteKeyedTable(number, table, servers, is_chief=self._strategy.is_chief)
         self._tables[number] = table
@@ -273,14 +273,14 @@ class EmbeddingTables:
 
     @contextlib.contextmanager
     def check_known_ids(self) -> Iterator[None]:
-        """Context of a training step that raises `InputError` if the step looks up rows that were not assigned."""
+        """Context for a training step that raises `InputError` if the step looks up rows that were not assigned."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
             raise InputError(_UNKNOWN_IDS) if _UNKNOWN_IDS in str(error) else error from None
 
     def _record_ids(self, batch: Any) -> list[tf.Tensor]:
-        """Runs a forward pass to determine the ids, by table."""
+        """Runs a forward pass to determine the ids that each table looks up."""
         ids_by_table: dict[int, list[tf.Tensor]] = {number: [] for number in self.numbers}
         batch = batch.batch if isinstance(batch, ReplicaRows) else batch
         x, *_ = keras.utils.unpack_x_y_sample_weight(batch)
@@ -314,7 +314,7 @@ class EmbeddingTables:
 
 
 def gather_shaped(gather: Callable[[tf.Tensor], tf.Tensor], ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of ids of any shape, [..., features]; `gather` returns those of a vector of ids."""
+    """Returns the rows of ids of any shape, [..., features], given `gather`, which returns the rows of a vector of ids."""
     rows = gather(tf.reshape(ids, [-1]))
     outputs = tf.reshape(rows, tf.concat([tf.shape(ids), tf.shape(rows)[1:]], 0))
     outputs.set_shape([*ids.shape, *rows.shape[1:]])
@@ -322,7 +322,7 @@ def gather_shaped(gather: Callable[[tf.Tensor], tf.Tensor], ids: tf.Tensor) -> t
 
 
 def _is_labelled() -> bool:
-    """Returns whether rows are labelled in this graph; see `tfdist.row_semantics`."""
+    """Returns whether this graph is traced to analyze the relation between rows; see `tfdist.row_semantics`."""
     return getattr(tf.compat.v1.get_default_graph(), "name", "") == GRAPH
 
 
@@ -335,7 +335,7 @@ def _check_updates_rows(optimizer: keras.Optimizer) -> None:
         raise InputError(
             "Embeddings whose rows are updated separately need an optimizer that updates rows independently: one of "
             f"Keras's {', '.join(_ELEMENTWISE_OPTIMIZERS)}, without clipnorm and use_ema. Received: {received}. Use "
-            "another, or a larger --min_table_bytes."
+            "another optimizer, or a larger --min_table_bytes."
         )
 
 
@@ -346,15 +346,15 @@ class LocalTables(EmbeddingTables):
         """Connects the tables with the slots of the optimizer, which is built."""
         weights = list(model.trainable_variables)
         super().__init__(strategy, None, weights, model)
-        self.variable_ids = {id(variable): number for number, variable in self._variables.items()}  # numbers of tables
+        self.variable_ids = {id(variable): number for number, variable in self._variables.items()}  # indices of tables
         owners = keras_internals.slot_owners(optimizer, weights, ())
-        for number in self.numbers:  # before its first update, an optimizer has not used restored slots
+        for number in self.numbers:  # an optimizer that has not updated anything yet does not keep restored slots
             slots = [slot for slot, owner in zip(optimizer.variables, owners, strict=True) if owner == number]
             self._tables[number].set_slots(slots, keeps_slots=int(optimizer.iterations) > 0)
 
     @contextlib.contextmanager
     def rows_in_step(self, batch: Any) -> Iterator[None]:
-        """Context of a forward pass with gradients, in which tables have the rows of a batch."""
+        """Context for a forward pass with gradients, in which tables contain the rows of a batch."""
         for number, ids in zip(self.numbers, self._record_ids(batch), strict=True):
             unique_ids, table = tf.sort(tf.unique(ids)[0]), self._tables[number]
             self._ids[number].assign(unique_ids)
@@ -367,7 +367,7 @@ class LocalTables(EmbeddingTables):
     def updating(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> Iterator[list[tf.Tensor]]:
-        """Context of an update by the optimizer; yields the gradients of the variables."""
+        """Context for an update by the optimizer; yields the gradients of the variables."""
         all_gradients = list(gradients)
         with contextlib.ExitStack() as updates:
             for i, number in enumerate(self.variable_ids.get(id(variable)) for variable in variables):

@@ -1,4 +1,4 @@
-"""Tables with a row per key, which is created when the key occurs: on servers, and in the process of a single device."""
+"""Embedding tables with a row per key, created when the key occurs, on servers or in the process of a single device."""
 
 import abc
 import functools
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
-from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, growing, mix, read_in_blocks
+from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, growing_variable, mix64, read_in_blocks
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # increment of SplitMix64
 _INITIALIZERS = (
@@ -23,23 +23,23 @@ _INITIALIZERS = (
 
 
 def rows_initializer(initializer: keras.Initializer) -> Mapping[str, Any]:
-    """Returns the argument of `initial_rows` for a Keras initializer, with the seed that Keras has drawn if it has none.
+    """Returns the argument of `initial_rows` for a Keras initializer, including the seed that Keras drew if none was passed.
 
     Raises:
-      InputError: it is not supported.
+      InputError: the initializer is not supported.
     """
     config = initializer.get_config() if type(initializer) in _INITIALIZERS else {}
     if type(initializer) not in _INITIALIZERS or not isinstance(config.get("value", 0), int | float):
         raise InputError(
             "The rows of a DynamicEmbedding are drawn by key: its initializer must be one of Keras's "
-            f"{', '.join(kind.__name__ for kind in _INITIALIZERS)}. Received: {type(initializer).__name__}. Use one of these."
+            f"{', '.join(kind.__name__ for kind in _INITIALIZERS)}. Received: {type(initializer).__name__}. Use one of them."
         )
     seed = getattr(initializer, "seed", None)
     return {"name": type(initializer).__name__, **config, **({} if seed is None else {"seed": seed})}
 
 
 def initial_rows(initializer: Mapping[str, Any], keys: np.ndarray, width: int, dtype: Any) -> np.ndarray:
-    """Returns the initial rows of int64 keys, [keys, width], a function of the seed and the key: of no order and no server.
+    """Returns the initial rows of int64 keys, [keys, width], which depend only on the seed and the key.
 
     `initializer` is a result of `rows_initializer`.
     """
@@ -47,9 +47,9 @@ def initial_rows(initializer: Mapping[str, Any], keys: np.ndarray, width: int, d
     if name in ("Zeros", "Constant"):
         return np.full(shape, initializer.get("value", 0.0), dtype)
     seed = np.array([initializer["seed"] % (1 << 64)], np.uint64)
-    streams = mix(mix(keys) + mix(seed + _GOLDEN))[:, np.newaxis]
+    streams = mix64(mix64(keys) + mix64(seed + _GOLDEN))[:, np.newaxis]
     columns = np.arange(1, (width if name == "RandomUniform" else 2 * width) + 1, dtype=np.uint64)
-    uniform = (mix(streams + _GOLDEN * columns) >> np.uint64(11)) * 2.0**-53
+    uniform = (mix64(streams + _GOLDEN * columns) >> np.uint64(11)) * 2.0**-53
     if name == "RandomUniform":
         rows = initializer["minval"] + (initializer["maxval"] - initializer["minval"]) * uniform
     else:  # Box and Muller (1958)
@@ -59,11 +59,11 @@ def initial_rows(initializer: Mapping[str, Any], keys: np.ndarray, width: int, d
 
 
 class KeyedTable(abc.ABC):
-    """A table with a row per key, or the access of a worker to one on servers.
+    """A table with a row per key, or a worker's access to such a table on servers.
 
     Attributes:
-      shape: [1, width], the shape of the variable that stands for it in models and optimizers.
-      dtype: its dtype.
+      shape: [1, width], the shape of the variable that stands for the table in models and optimizers.
+      dtype: dtype of the rows.
     """
 
     shape: tf.TensorShape
@@ -75,31 +75,31 @@ class KeyedTable(abc.ABC):
 
     @abc.abstractmethod
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns rows outside of training steps, [keys, width]; zeros for keys without one."""
+        """Returns rows outside of training steps, [keys, width]; zeros for keys without a row."""
 
     @abc.abstractmethod
     def read_keys(self) -> tuple[np.ndarray, ...]:
         """Returns the keys.
 
         Returns:
-          Keys with a row and the update that used them last, int64 [keys, 2]; other keys, their counts and this update,
-          int64 [keys, 3]; and the numbers of updates so far and of tables: one and the optimizer's slots.
+          Keys with a row and the index of the update that used them last, int64 [keys, 2]; keys without a row, their counts
+          and the same index, int64 [keys, 3]; and the number of updates so far and of tables, including optimizer slots.
         """
 
     @abc.abstractmethod
     def write_keys(self, keys: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> None:
-        """Replaces all keys by results of `read_keys`, with initial rows. A new table gets as many slots."""
+        """Replaces all keys with results of `read_keys`, and rows with initial rows. A new table gets as many slots."""
 
     @abc.abstractmethod
     def read_rows(self, keys: np.ndarray, index: int = 0) -> np.ndarray:
-        """Returns rows of the table, `index` 0, or of one of its slots; see `lookup`."""
+        """Returns rows of the table, if `index` is 0, or of one of its slots; see `lookup`."""
 
     @abc.abstractmethod
     def write_rows(self, keys: np.ndarray, rows: np.ndarray, index: int = 0) -> None:
-        """Assigns rows to keys that have one; see `TableRows.write_rows`."""
+        """Assigns rows to keys that have a row; see `TableRows.write_rows`."""
 
     def export(self) -> dict[str, np.ndarray]:
-        """Returns all that `restore` needs, sorted by key; large arrays are memory-mapped files."""
+        """Returns the arrays that `restore` needs, sorted by key; large arrays are memory-mapped files."""
         keys, candidates, (updates, count) = self.read_keys()
         keys, candidates = keys[np.argsort(keys[:, 0])], candidates[np.argsort(candidates[:, 0])]
         arrays = {"keys": keys, "candidates": candidates, "updates": np.array([updates])}
@@ -110,7 +110,7 @@ class KeyedTable(abc.ABC):
         return arrays
 
     def restore(self, arrays: Mapping[str, Any], *, with_slots: bool = True) -> None:
-        """Replaces all keys and rows; `arrays` has those of `export`, which may be read when they are sliced."""
+        """Replaces all keys and rows with the arrays of `export`, which may be read from a file when they are sliced."""
         keys, candidates, updates = (np.asarray(arrays[name][:]) for name in ("keys", "candidates", "updates"))
         count = sum(f"rows_{number}" in arrays for number in range(len(arrays))) if with_slots else 1
         self.write_keys(keys, candidates, np.array([updates[0], count]))
@@ -122,9 +122,9 @@ class KeyedTable(abc.ABC):
 class KeyedRows(TableRows, KeyedTable):
     """Rows by key, with their optimizer slots, in memory that doubles as keys are admitted.
 
-    A key counts once in each update whose batch has it. The update of its count `admit_after` creates its row and is the first
-    that trains it; the gradients of earlier ones are dropped, as by the counter filter of DeepRec. Every `evict_after` updates,
-    keys whose last use is at least so long ago are removed. Thus, all depends on the order of updates only.
+    A key is counted once in each update whose batch contains it. When its count reaches `admit_after`, the update creates its
+    row and trains it. Gradients of earlier updates are dropped, as by the counter filter of DeepRec. Every `evict_after`
+    updates, keys that were not used in the last `evict_after` updates are removed. Rows depend only on the order of updates.
 
     Position 0 of the tables is for keys without a row: zeros in the table, and initial values in the slots.
 
@@ -143,13 +143,13 @@ class KeyedRows(TableRows, KeyedTable):
         self.shape, self.dtype = no_row.shape, no_row.dtype
         self._initializer, (self._admit_after, self._evict_after) = form.initializer, form.rule
         self._updated_variables, self._buffers = [], []
-        self.tables = [growing(no_row)]
+        self.tables = [growing_variable(no_row)]
         self.index = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
         self._candidates = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, [0, 0])
         self.write_keys(np.zeros([0, 2], np.int64), np.zeros([0, 3], np.int64), np.array([0, 1]))
 
-    def use(self) -> tuple[int, int, int]:
-        """Returns the numbers of keys with a row, of keys that are counted only, and of evicted rows."""
+    def usage(self) -> tuple[int, int, int]:
+        """Returns the number of keys with a row, of keys that are only counted, and of evicted rows."""
         return int(self.index.size()), int(self._candidates.size()), self._evicted
 
     def positions(self, ids: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ class KeyedRows(TableRows, KeyedTable):
         return rows
 
     def set_slots(self, slots: Sequence[keras.Variable], *, lazy: bool = True, keeps_slots: bool = False) -> None:
-        """See base class. All updates are lazy. With `keeps_slots`, restored slots are kept: those of the same optimizer."""
+        """See base class. All updates are lazy. With `keeps_slots`, slots restored from the same optimizer are kept."""
         restored = self.tables[1:]
         super().set_slots(slots, lazy=True)
         if keeps_slots and len(restored) == len(slots):
@@ -178,7 +178,7 @@ class KeyedRows(TableRows, KeyedTable):
                 table.scatter_update(tf.IndexedSlices(keras_internals.value_of(slot), [0]))
             return
         capacity = len(self._last_use)
-        self.tables[1:] = [growing(tf.repeat(keras_internals.value_of(slot), capacity, 0)) for slot in slots]
+        self.tables[1:] = [growing_variable(tf.repeat(keras_internals.value_of(slot), capacity, 0)) for slot in slots]
 
     def read_keys(self) -> tuple[np.ndarray, ...]:
         keys, positions = (part.numpy() for part in self.index.export())
@@ -190,7 +190,7 @@ class KeyedRows(TableRows, KeyedTable):
     def write_keys(self, keys: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> None:
         if not self._buffers:  # the optimizer is not known yet
             no_row = tf.zeros(self.shape, self.dtype)
-            self.tables = [self.tables[0], *(growing(no_row) for _ in range(counts[1] - 1))]
+            self.tables = [self.tables[0], *(growing_variable(no_row) for _ in range(counts[1] - 1))]
         for table in self.tables:
             table.assign(tf.gather(table, [0]))
         for table in (self.index, self._candidates):  # traced functions look up in them
@@ -246,7 +246,7 @@ class KeyedRows(TableRows, KeyedTable):
         return positions
 
     def _evict(self, last_use: int) -> None:
-        """Removes the keys whose last use is not after this update."""
+        """Removes the keys whose last use is not after update `last_use`."""
         keys, positions = (part.numpy() for part in self.index.export())
         is_old = self._last_use[positions] <= last_use
         self.index.remove(keys[is_old])

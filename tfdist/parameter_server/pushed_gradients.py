@@ -1,7 +1,8 @@
-"""Compression of the gradients that workers push to servers.
+"""Compresses the gradients that workers push to servers.
 
-A codec that sends its code to all replicas also sends it to a server. A worker uses it with its error feedback, as the only
-replica, and pushes the code; the servers decode and sum the codes of all shares, as each replica does with other strategies.
+A codec whose code is gathered by all replicas can also send it to a server. A worker encodes its gradients with error
+feedback, as if it were the only replica, and pushes the code. Servers decode and sum the codes of all shares, as each
+replica does with other strategies.
 """
 
 import dataclasses
@@ -29,14 +30,14 @@ def as_tensor(array: np.ndarray) -> tf.Tensor:
 
 
 def create_push_reducer(methods: str) -> Reducer:
-    """Creates the reducer of a worker for one of `PUSHED_METHODS`, or for two of them separated by |."""
+    """Creates the reducer of a worker for one of `PUSHED_METHODS`, or for two methods separated by |."""
     specs = parse_rules(methods)[0].methods
     assert all(spec.name in PUSHED_METHODS for spec in specs)  # servers run no code that a message names
     return create(specs)
 
 
 class _Messages(OneReplica):
-    """Collectives of one replica that keep what it sends.
+    """Collectives of one replica that record the tensors it sends.
 
     Attributes:
       rank: rank of the worker, from which random numbers are derived.
@@ -53,15 +54,15 @@ class _Messages(OneReplica):
 
 
 class PushReducer(Reducer):
-    """Encodes the gradients of a worker. Totals are its gradients as servers decode them; the servers sum them.
+    """Encodes the gradients of a worker. Its totals are these gradients as servers decode them before they sum them.
 
     Attributes:
       methods: compression method of each tensor.
-      payloads: in the latest trace, what to push for each tensor: its code, or the tensor itself if it is not compressed.
+      payloads: in the latest trace, the payload of each tensor to push: its code, or the tensor itself if uncompressed.
     """
 
     def __init__(self, methods: Sequence[str], worker: int | tf.Variable = 0, *, agrees: bool = False):
-        """Initializes the reducer of a worker, given its rank. `EXACT` is no compression.
+        """Initializes the reducer of a worker, given its rank. The method `EXACT` means no compression.
 
         With `agrees`, a step is finite only if the shares of all workers are. Cost: a round trip to the coordinator.
         """

@@ -1,4 +1,4 @@
-"""A worker's view of the variables on the servers: copies of weights, and remote tables and optimizer slots."""
+"""Gives a worker access to the variables on the servers: copies of weights, and remote tables and optimizer slots."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from tfdist.errors import InputError, byte_size, count_of
 from tfdist.gradients import Clip
 from tfdist.parameter_server.embedding_tables import EmbeddingTables, RemoteTable, RemoteVariable, is_table
 from tfdist.parameter_server.pushed_gradients import as_tensor
-from tfdist.parameter_server.servers import Servers, loads
+from tfdist.parameter_server.servers import Servers, bytes_by_server
 from tfdist.parameter_server.variable_server import optimizer_keys
 
 
@@ -24,12 +24,12 @@ class RemoteVariables(OptimizerShards):
 
     Attributes:
       servers: the servers.
-      staleness: when gradients are applied.
+      staleness: the rule for when gradients are applied.
       whole_batches: whether a worker computes the whole batch of a step, instead of a share.
-      tolerate_losses: function after which training continues if workers are lost, if they compute whole batches.
+      tolerate_losses: function to call so that training continues if workers that compute whole batches are lost.
       sparse_updates: how embedding tables are updated: "exact" or "lazy".
       tables: the embedding tables that are split by rows.
-      records_updates: whether to record all updates, to replay them.
+      records_updates: whether to record all updates, so that they can be replayed.
       states: variables assigned by layers that are also on the servers, if an update may not use all workers; otherwise empty,
         because each worker has its own state, like a replica.
       worker_states: variables of which each worker has its own value, such as errors of compressed gradients.
@@ -67,7 +67,7 @@ class RemoteVariables(OptimizerShards):
         keyed = self.tables.keyed
         rows = {n: self._weights[n].shape[0] for n in self.tables.numbers if n not in keyed}
         sizes = [keras_internals.bytes_of(variable) for variable in self._weights]
-        server_loads = loads(sizes, self.servers.placement[: len(sizes)], rows, self.servers.count)
+        server_loads = bytes_by_server(sizes, self.servers.placement[: len(sizes)], rows, self.servers.count)
         tables = f"{count_of(len(rows), 'table')} by rows, {self.sparse_updates} updates; " if rows else ""
         tables += f"{count_of(len(keyed), 'table')} with a row per key; " if keyed else ""
         method = "" if self.servers.shard_variables == BY_SIZE else f" by {self.servers.shard_variables}"
@@ -93,7 +93,7 @@ class RemoteVariables(OptimizerShards):
         if len(owners) != len(optimizer.variables):
             raise InputError(
                 f"An optimizer must have been built with the variables that it updates. Received: {optimizer.name}, which has "
-                f"{len(optimizer.variables)} variables instead of {len(owners)}. Compile the model with a new one."
+                f"{len(optimizer.variables)} variables instead of {len(owners)}. Compile the model with a new optimizer."
             )
         weights, states = (
             [(v.path, keras_internals.bytes_of(v)) for v in variables] for variables in (self._weights, self.states)
@@ -184,7 +184,7 @@ class RemoteVariables(OptimizerShards):
         self.collected_states = {id(v): each for v, each in zip(self.worker_states, values, strict=False)}
 
     def pull_all(self, version: int) -> float:
-        """Also pulls the optimizer's variables other than slots; returns the norm. See `pull`."""
+        """Pulls all variables, including the optimizer's variables other than slots; returns the norm. See `pull`."""
         *_, norm = self.pull(version)
         for key, value in self.servers.fetch(self._non_slots).items():
             self._non_slots[key].assign(value)
@@ -193,8 +193,8 @@ class RemoteVariables(OptimizerShards):
         return norm
 
     def describe_row_use(self) -> list[str]:
-        """Describes how often rows of each table have been pulled, or how many keys have one."""
-        parts = [self.servers.call_table(number, "use") for number in self.tables.numbers]
+        """Describes how often rows of each table have been pulled, or how many keys have a row."""
+        parts = [self.servers.call_table(number, "usage") for number in self.tables.numbers]
         uses = [[int(sum(counts)) for counts in zip(*of_table, strict=True)] for of_table in parts]
         return [
             f"{self._weights[number].path}: {first:,} keys have a row, {second:,} do not yet; {third:,} rows were evicted."
@@ -219,8 +219,8 @@ def _array(variable: keras.Variable) -> np.ndarray:
 class RemoteBlocks(VariableBlocks):
     """Reads and writes remote variables on the chief, tables in blocks.
 
-    If workers compute whole batches, the chief saves the values of all replicas, because other workers may be lost. All have
-    the servers' values, except of states that the chief collects. Those of a lost worker are zeros.
+    If workers compute whole batches, the chief saves the values of all replicas, because other workers may be lost. All
+    replicas have the servers' values, except for states that the chief collects. States of a lost worker are zeros.
     """
 
     def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:

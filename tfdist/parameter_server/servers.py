@@ -1,4 +1,4 @@
-"""A worker's connection to the servers: the placement of variables, and calls to all servers."""
+"""Connects a worker to the servers: places variables on them, and calls them."""
 
 import collections
 import contextlib
@@ -31,8 +31,8 @@ def placement_of(
 ) -> list[int]:
     """Returns the server of each variable, given its path and bytes, or `BY_ROWS` for tables, given their indices.
 
-    The method is `BY_SIZE`, see `place_by_size`; `ROUND_ROBIN`, in turn; or `HASH`, by a hash of the path, so that a
-    variable's server does not depend on other variables.
+    The method is `BY_SIZE` (see `place_by_size`), `ROUND_ROBIN`, or `HASH`, by a hash of the path, so that a variable's
+    server does not depend on other variables.
     """
     dense = [number for number in range(len(sizes)) if number not in tables]
     if method == BY_SIZE:
@@ -48,8 +48,8 @@ def _hash(path: str) -> int:
     return int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "little")
 
 
-def loads(sizes: Sequence[int], placement: Sequence[int], rows: Mapping[int, int], servers: int) -> list[int]:
-    """Returns the bytes on each server, given those of the variables, and the number of rows of each table by its index."""
+def bytes_by_server(sizes: Sequence[int], placement: Sequence[int], rows: Mapping[int, int], servers: int) -> list[int]:
+    """Returns the bytes on each server, given the bytes of each variable, and the number of rows of each table by its index."""
 
     def load(server: int) -> int:
         shares = (sizes[table] // count * count_rows(count, server, servers) for table, count in rows.items())
@@ -76,13 +76,13 @@ class Servers:
     """
 
     def __init__(self, connections: Sequence[Connection], worker: int, workers: int, shard_variables: str = BY_SIZE):
-        """Initializes the calls of one of the workers, given their number; the first server is the coordinator, too."""
+        """Initializes the connections of worker `worker` of `workers`; the first server is also the coordinator."""
         self._connections, self.count, self.worker = connections, len(connections), worker
         self.shard_variables = shard_variables
         self._weights: list[int] = []  # server of each weight
         self._states: list[int] = []  # server of each state
         self._tables: list[int] = []  # indices of the weights that are split by rows
-        self._keyed: frozenset[int] = frozenset()  # of those with a row per key
+        self._keyed: frozenset[int] = frozenset()  # indices of the tables with a row per key
         self._gathers = itertools.count()
         self.models = 0
         self.workers = tuple(range(workers))
@@ -90,15 +90,15 @@ class Servers:
         self.update_seconds = [0.0] * len(connections)
 
     def check_holds(self, model: int) -> None:
-        """Raises `InputError` if the servers no longer hold the variables of a model, given its number, from 1."""
+        """Raises `InputError` if the servers no longer hold the variables of a model, given its number, counted from 1."""
         if model != self.models:
             raise InputError(
                 "Parameter servers hold one model at a time. Received: a model that is trained, read or assigned after another "
-                "one was built. Train and save one after the other."
+                "one was built. Train and save one model after the other."
             )
 
     def describe_wait(self) -> str:
-        """Describes the server whose answer is awaited, such as `server 0 (rank 2) to answer pull`; "" for none."""
+        """Describes the call that is awaited, such as `server 0 (rank 2) to answer pull`; "" if there is none."""
         pending = (connection for connection in self._connections if connection.pending_method)
         return next((f"{connection.name} to answer {connection.pending_method}" for connection in pending), "")
 
@@ -119,16 +119,16 @@ class Servers:
         meanwhile: Callable[[], object] = lambda: None,
         **values: Any,
     ) -> tuple[Outcome, Any]:
-        """Pushes a gradient, commits it with the work once all servers have it, and takes the next ticket.
+        """Pushes a gradient, commits it with this worker's work once all servers have it, and takes the next ticket.
 
         Returns the answers of `Coordinator.commit` and `Coordinator.take`. Calls to a single server are sent together, in one
-        round trip; then, the bytes of the push are part of the next commit.
+        round trip. The bytes of the push are then part of the next commit.
 
         Args:
           ticket: the ticket.
           arrays: see `Coordinator.commit`.
           pushes: the result of `push_messages`; empty for a gradient that is not finite.
-          meanwhile: called before it waits for the answers.
+          meanwhile: called before waiting for the answers.
           **values: see `Coordinator.commit`.
         """
         if self.count > 1 and pushes:
@@ -150,7 +150,7 @@ class Servers:
         return Outcome(outcome.values["value"]), answer.values["value"]
 
     def result(self) -> RangeResult:
-        """Returns the result of a range; see `Coordinator.result`."""
+        """Returns the result of the current range; see `Coordinator.result`."""
         answer = self._connections[0].call("result", {"worker": self.worker})
         losses, updates, *others = answer.values["value"]
         count = len(losses) if answer.arrays else 0
@@ -159,7 +159,7 @@ class Servers:
         return result._replace(numbers=numbers, metrics=metrics, work=answer.values["work"])
 
     def gather(self, arrays: Sequence[np.ndarray], receiver: int | None = None) -> list[list[np.ndarray]]:
-        """Returns the arrays of each worker that is not lost; all must make the same calls in the same order.
+        """Returns the arrays of each worker that is not lost; all workers must make the same calls in the same order.
 
         If there is a `receiver`, only this worker gets the arrays.
         """
@@ -176,7 +176,7 @@ class Servers:
         tables: Sequence[int] = (),
         keyed: Collection[int] = (),
     ) -> None:
-        """Assigns weights and states to servers, given their paths and bytes, and the weights that are split by rows."""
+        """Assigns weights and states to servers, given their paths and bytes; `tables` are the indices of split weights."""
         self._tables, self._keyed = list(tables), frozenset(keyed)
         placement = placement_of([*weights, *states], tables, self.count, self.shard_variables)
         self._weights, self._states = placement[: len(weights)], placement[len(weights) :]
@@ -192,9 +192,9 @@ class Servers:
         """Creates the variables; returns the reason why the servers reject the optimizer, or "".
 
         Args:
-          weights: values of the weights other than tables, by number.
+          weights: values of the weights other than tables, by index.
           states: values of the states.
-          forms: path, constraint, and whether there is no decay, of all weights; see `VariableServer.define`.
+          forms: for each weight, path, constraint and whether it is excluded from decay; see `VariableServer.define`.
           tables: descriptions of the tables.
           **options: see `VariableServer.define`.
         """
@@ -214,7 +214,7 @@ class Servers:
         """Returns each server's version, weights, states, and the latest global gradient norm that was requested.
 
         Args:
-          version: minimum version; waits until all servers have it. Or the exact version of each server, in a replay.
+          version: minimum version; waits until all servers have it. In a replay, the exact version of each server.
           ids: rows of each table to return as its value; by default, no tables are read.
         """
         parts = [self.split(*table_ids) for table_ids in zip(self._tables, ids, strict=False)]
@@ -251,11 +251,11 @@ class Servers:
         Args:
           ticket: the ticket.
           versions: for each server, version of the weights from which the gradients were computed.
-          gradients: payload of each gradient; see `PushReducer`. That of a table is the gradients of its rows `ids`.
-          states: each state before and after the forward pass; empty if workers have their own.
+          gradients: payload of each gradient; see `PushReducer`. For a table, the gradients of its rows `ids`.
+          states: each state before and after the forward pass; empty if workers have their own states.
           methods: compression method of each gradient.
           ids: distinct ids of the rows of each table.
-          norm: norm of the gradients; None if they are a share.
+          norm: norm of the gradients; None if they are only a share of a batch's gradients.
           with_norm: whether the servers compute the norm of the sum of the shares.
         """
         parts = [self.split(*table_ids) for table_ids in zip(self._tables, ids, strict=True)]
@@ -355,7 +355,7 @@ class Servers:
 
 
 def _table_of(key: str) -> tuple[int, int]:
-    """Returns the number of a table, and 0 for its rows or the number of its slot, from 1."""
+    """Returns the index of a table, and 0 for its rows or the number of its slot, counted from 1."""
     _, number, *slot = key.split("/")
     return int(number), int(slot[0]) + 1 if slot else 0
 
@@ -374,7 +374,7 @@ _DTYPES = frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64])
 class WorkerCollectives(Collectives):
     """Collectives that gather the tensors of all workers through the coordinator, and reduce them in the order of ranks.
 
-    Lost workers are excluded, and ranks count the remaining workers.
+    Lost workers are excluded; a rank is an index among the remaining workers.
 
     Cost: each worker sends n bytes and receives n N bytes, in one round trip.
     """

@@ -1,4 +1,4 @@
-"""The rows of embedding tables: how they are split over servers, and how a server updates its part."""
+"""Splits the rows of embedding tables over servers, and updates a server's part of them."""
 
 import contextlib
 import tempfile
@@ -20,14 +20,14 @@ class TableForm(NamedTuple):
 
     path: str  # path of the variable
     shape: tuple[int, int]  # shape of the whole table
-    dtype: str  # name of its dtype
+    dtype: str  # name of the dtype
     # See `keras_internals.rows_initializer`; None if the values are written later.
     initializer: Mapping[str, Any] | None
-    # `admit_after` and `evict_after` of a table with a row per key, see `KeyedRows`; None if rows are numbered.
+    # `admit_after` and `evict_after` of a table with a row per key, see `KeyedRows`; None for a table indexed by row.
     rule: tuple[int, int] | None = None
 
 
-def mix(values: np.ndarray) -> np.ndarray:
+def mix64(values: np.ndarray) -> np.ndarray:
     """Returns a bijective hash of each integer, uint64: the finalizer of SplitMix64 (Steele et al., 2014)."""
     values = np.asarray(values).astype(np.uint64)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -41,7 +41,7 @@ def split(ids: np.ndarray, servers: int, by_key: bool = False) -> list[tuple[np.
     Row r is row r // servers on server r % servers. With contiguous blocks, one server would have all frequent rows, because
     tables are often sorted by frequency. The server of a key is its hash modulo `servers`, because keys may have a pattern.
     """
-    places = mix(ids) % np.uint64(servers) if by_key else ids % servers
+    places = mix64(ids) % np.uint64(servers) if by_key else ids % servers
     positions = [np.flatnonzero(places == server) for server in range(servers)]
     return [(own, ids[own] if by_key else (ids[own] // servers).astype(np.int32)) for own in positions]
 
@@ -52,7 +52,7 @@ def count_rows(rows: int, server: int, servers: int) -> int:
 
 
 def blocks(shape: Sequence[int], dtype: Any) -> Iterator[tuple[int, int]]:
-    """Yields [begin, end) of blocks of a table's rows; `begin` is a multiple of 4."""
+    """Yields the ranges [begin, end) of blocks of a table's rows; `begin` is a multiple of 4."""
     rows, width = shape
     size = max(_BLOCK_BYTES // (width * tf.as_dtype(dtype).size) // 4 * 4, 4)
     for begin in range(0, rows, size):
@@ -60,7 +60,7 @@ def blocks(shape: Sequence[int], dtype: Any) -> Iterator[tuple[int, int]]:
 
 
 def read_in_blocks(shape: Sequence[int], dtype: Any, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
-    """Returns an array of which `read` returns the rows [begin, end): a memory-mapped file if it is large."""
+    """Returns an array of which `read` returns the rows [begin, end), as a memory-mapped file if it is large."""
     count = int(np.prod(shape)) * np.dtype(dtype).itemsize
     is_small = count <= _MAX_MEMORY_BYTES
     value = np.empty(shape, dtype) if is_small else np.memmap(tempfile.TemporaryFile(), dtype, shape=tuple(shape))
@@ -71,8 +71,8 @@ def read_in_blocks(shape: Sequence[int], dtype: Any, read: Callable[[int, int], 
     return value
 
 
-def growing(rows: tf.Tensor, *, trainable: bool = False, name: str | None = None) -> tf.Variable:
-    """Creates a variable with these rows, whose number may change."""
+def growing_variable(rows: tf.Tensor, *, trainable: bool = False, name: str | None = None) -> tf.Variable:
+    """Creates a variable with these rows whose number of rows may change."""
     return tf.Variable(rows, shape=[None, rows.shape[1]], trainable=trainable, name=name)
 
 
@@ -114,8 +114,8 @@ class TableRows:
             # An assignment to a slice would copy all rows.
             self.tables[0].scatter_update(tf.IndexedSlices(local_rows, np.arange(first, first + len(local_rows))))
 
-    def use(self) -> tuple[int, int, int]:
-        """Returns the number of rows that were pulled, of their pulls, and of those of the most frequent 1% of all rows."""
+    def usage(self) -> tuple[int, int, int]:
+        """Returns the number of rows that were pulled, of all pulls, and of pulls of the most frequent 1% of all rows."""
         counts = self.pull_counts
         hot = max(len(counts) // 100, 1)
         return int(np.count_nonzero(counts)), int(counts.sum()), int(np.partition(counts, -hot)[-hot:].sum())
@@ -125,11 +125,11 @@ class TableRows:
         return ids
 
     def read_rows(self, ids: np.ndarray, index: int = 0) -> np.ndarray:
-        """Returns rows of the table, `index` 0, or of one of its slots."""
+        """Returns rows of the table, if `index` is 0, or of one of its slots."""
         return np.asarray(tf.gather(self.tables[index], self.positions(ids)))
 
     def write_rows(self, ids: np.ndarray, rows: np.ndarray, index: int = 0) -> None:
-        """Assigns rows of the table, `index` 0, or of one of its slots; without effect if there is no such slot."""
+        """Assigns rows of the table, if `index` is 0, or of one of its slots; a slot that does not exist is ignored."""
         for table in self.tables[index : index + 1]:
             table.scatter_update(tf.IndexedSlices(rows, self.positions(ids)))
 
@@ -147,13 +147,13 @@ class TableRows:
         self._updated_variables = [self.variable, *slots] if lazy else []
         for table in map(keras_internals.value_of, self._updated_variables):
             name = table.name.partition(":")[0]  # the optimizer uses the name for weight decay
-            buffer = growing(tf.zeros([0, table.shape[1]], table.dtype), name=name, trainable=table.trainable)
+            buffer = growing_variable(tf.zeros([0, table.shape[1]], table.dtype), name=name, trainable=table.trainable)
             buffer._unique_id = table._unique_id  # by which the optimizer finds its slots
             self._buffers.append(buffer)
 
     @contextlib.contextmanager
     def updating(self, ids: tf.Tensor, rows: tf.Tensor) -> Iterator[tf.Tensor]:
-        """Context of an update by the optimizer; yields the gradient of `variable`, given those of rows with distinct ids."""
+        """Context for an update by the optimizer; yields the gradient of `variable`, given those of rows with distinct ids."""
         if not self._buffers:
             yield tf.scatter_nd(ids[:, tf.newaxis], rows, tf.cast(self.tables[0].shape, ids.dtype))
             return

@@ -1,4 +1,4 @@
-"""The order in which gradients become updates, and when a worker may read weights: the rules of `--staleness`.
+"""Decides in which order gradients become updates, and when a worker may read weights: the rules of `--staleness`.
 
 Uses no threads, clocks or tensors. Version V of the weights is their state after V updates. A gradient that is computed from
 version v and applied to version V has the staleness V - v.
@@ -23,7 +23,7 @@ class Update(NamedTuple):
     # Factor of the sum of the shares before clipping: the rows of the batch over those of the shares.
     row_factor: float = 1.0
     loss_scale: float = 0.0  # factor of the loss with which the gradient was computed; 0 without loss scaling
-    reads: tuple[int, ...] = ()  # in a replay, for each server, reads of `version` that precede the update; or empty
+    reads: tuple[int, ...] = ()  # in a replay, number of reads of `version` before the update, by server
 
 
 class UpdateOrder(abc.ABC):
@@ -49,11 +49,11 @@ class UpdateOrder(abc.ABC):
 
     @abc.abstractmethod
     def push(self, worker: int, ticket: int, rows: int = 1) -> None:
-        """Records that all servers have a worker's gradient for a ticket, or its share of one, of this number of rows."""
+        """Records that all servers have a worker's gradient of a ticket, or its share, computed from `rows` rows."""
 
     @abc.abstractmethod
     def next_update(self) -> Update | None:
-        """Returns the next update and counts it; None if none is ready."""
+        """Returns the next update and increments `version`; returns None if no update is ready."""
 
 
 class Asynchronous(UpdateOrder):
@@ -139,7 +139,7 @@ class Recorded(UpdateOrder):
     """
 
     def __init__(self, updates: Sequence[Update]):
-        """Initializes the order with all updates of a range of tickets, in order; see `check_recorded`."""
+        """Initializes the order with the updates of a whole range of tickets, in order; see `check_recorded`."""
         super().__init__(updates[0].version)
         self._tickets: dict[int, list[Update]] = {}  # by worker
         read_counts: collections.Counter[tuple[int, int]] = collections.Counter()  # by server and version
@@ -189,9 +189,9 @@ class Recorded(UpdateOrder):
 
 
 def check_recorded(updates: Sequence[Update], first: int, workers: int, servers: int, has_tables: bool = False) -> str:
-    """Returns why `Recorded` cannot repeat the updates of a range of tickets, from `first` on; "" if it can.
+    """Returns why `Recorded` cannot repeat the updates of a range of tickets that begins with `first`; "" if it can.
 
-    If there are embedding tables, each ticket needs other rows of them.
+    If there are embedding tables, each ticket needs different rows, so workers cannot keep their weights.
     """
     other_calls = "other calls: use its --log_every, --steps_per_call and --checkpoint_every"
     last_updates: dict[int, Update] = {}  # by worker
@@ -221,7 +221,7 @@ class Synchronous(UpdateOrder):
     """
 
     def __init__(self, needed_shares: int, version: int = 0, *, bound: int = 0):
-        """Initializes the order, given the number of shares of an update, and of tickets that a worker may be ahead."""
+        """Initializes the order; `bound` is the number of tickets that a worker may be ahead of the slowest worker."""
         super().__init__(version)
         self._bound, self._needed_shares = bound, needed_shares
         self._rows: dict[int, dict[int, int]] = collections.defaultdict(dict)  # of shares, by ticket and worker
@@ -230,7 +230,7 @@ class Synchronous(UpdateOrder):
         return self.version <= ticket <= self.version + self._bound
 
     def read(self, worker: int, ticket: int) -> int:
-        """See base class. Returns the version for which the worker must wait; it reads the latest that a server has."""
+        """See base class. Returns the version for which the worker must wait; it then reads a server's latest version."""
         return max(ticket - self._bound, 0)
 
     def push(self, worker: int, ticket: int, rows: int = 1) -> None:

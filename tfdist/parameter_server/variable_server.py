@@ -1,4 +1,4 @@
-"""A parameter server, which holds variables and the optimizer that updates them."""
+"""Implements a parameter server, which holds variables and the optimizer that updates them."""
 
 import contextlib
 import re
@@ -22,19 +22,19 @@ from tfdist.parameter_server.update_order import Update
 
 _POLL_SECONDS = 1.0
 _HANDLERS = ("define", "pull", "push", "discard", "write", "fetch", "call_table", "leave_out")
-_TABLE_METHODS = ("read_rows", "write_rows", "read_keys", "write_keys", "use")
+_TABLE_METHODS = ("read_rows", "write_rows", "read_keys", "write_keys", "usage")
 _define_lock = threading.Lock()  # because Keras is patched during a definition
 
-NextUpdates = Callable[[int, float], Sequence[Update]]  # the updates after a version; waits for them up to some seconds
-SumOverServers = Callable[[str, float], float]  # the sum of the numbers that all servers pass with a key
+NextUpdates = Callable[[int, float], Sequence[Update]]  # (version, seconds to wait) -> the updates after the version
+SumOverServers = Callable[[str, float], float]  # (key, value) -> the sum of the values of all servers with this key
 
 
 class VariableServer:
     """A store of variables by key, which applies updates in the order of the coordinator.
 
-    Keys: `weight/3` is trained variable 3 of the model, `state/3` is variable 3 of those that layers assign, `slot/3/0` is the
-    first optimizer slot of weight 3, and `optimizer/0` is the first optimizer variable that is not a slot. Of an embedding
-    table and its slots, the server has only some rows.
+    Keys: `weight/3` is trained variable 3 of the model, `state/3` is variable 3 of the variables that layers assign, `slot/3/0`
+    is the first optimizer slot of weight 3, and `optimizer/0` is the first optimizer variable that is not a slot. The server
+    has only some of the rows of an embedding table and its slots.
     """
 
     def __init__(self, next_updates: NextUpdates, sum_over_servers: SumOverServers):
@@ -43,13 +43,13 @@ class VariableServer:
         self._changed = threading.Condition()
         self._version = 0
         self._number = 0
-        self._exact_reads = 0  # of this version, in a replay
+        self._exact_reads = 0  # number of reads of this version, in a replay
         self._norm = 0.0
         self._update_seconds = 0.0
         self._variables: dict[str, tf.Variable] = {}
         self._weights: list[keras.Variable] = []  # tables are the last ones
         self._tables: list[TableRows] = []
-        self._numbers: list[int] = []  # of the weights
+        self._numbers: list[int] = []  # indices of the weights in the model
         self._state_keys: list[str] = []
         self._updated_weights: list[int] = []  # indices of weights on which the loss depends
         self._optimizer: Any = None
@@ -65,14 +65,14 @@ class VariableServer:
         return {name: getattr(self, name) for name in _HANDLERS}
 
     def define(self, message: Message) -> Message:
-        """Creates the variables and the optimizer, or returns the reason why it cannot, `refused`.
+        """Creates the variables and the optimizer, or returns `refused`, the reason why it cannot.
 
         Args:
-          message: `weights`, with number, path, serialized constraint or None, and whether it is excluded from weight decay,
-            for each, tables last; `tables`, with the fields of their `TableForm`; `lazy`, whether only rows in use are updated;
-            `server`, the number of this server; `servers`, the number of servers; `states`, their numbers; `optimizer`,
-            serialized by Keras; `floatx` and `epsilon` of Keras; `clip_norm` and `clip_value` of `Clip`. The arrays are the
-            values of the weights other than tables, then of the states.
+          message: `weights`, with the index, path, serialized constraint or None, and whether it is excluded from weight decay
+            for each, tables last; `tables`, the fields of their `TableForm`; `lazy`, whether only rows in use are updated;
+            `server`, the index of this server; `servers`, the number of servers; `states`, the indices of the states;
+            `optimizer`, serialized by Keras; `floatx` and `epsilon` of Keras; `clip_norm` and `clip_value` of `Clip`. The
+            arrays are the values of the weights other than tables, then of the states.
         """
         values, arrays = message.values, iter(message.arrays)
         keras.config.set_floatx(values["floatx"])
@@ -114,7 +114,7 @@ class VariableServer:
         return Message({})
 
     def leave_out(self, message: Message) -> Message:
-        """Excludes the weights `numbers`, on which the loss does not depend, from updates."""
+        """Excludes from updates the weights with the indices `numbers`, on which the loss does not depend."""
         with self._changed:
             self._updated_weights = [
                 i for i, number in enumerate(self._numbers) if number not in message.values["numbers"]
@@ -126,8 +126,8 @@ class VariableServer:
         """Returns weights and states of at least `version`, the version, the latest norm, and the seconds of all updates.
 
         Args:
-          message: `version`, and `is_exact`, whether it must not be a later one. The arrays are the ids of rows to read from
-            each table; none to skip tables.
+          message: `version`, and `is_exact`, whether a later version is an error. The arrays are the ids of the rows to read
+            from each table; empty to skip tables.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._version >= message.values["version"])
@@ -146,7 +146,7 @@ class VariableServer:
             return Message(values, list(map(np.asarray, arrays)))
 
     def push(self, message: Message) -> Message:
-        """Stores a worker's gradient, or its share of one, until the coordinator orders its update.
+        """Stores a worker's gradient, or its share of a gradient, until the coordinator orders its update.
 
         Args:
           message: `worker`, `ticket`, the `version` from which it was computed, and its `norm`, or None if it is a share. If
@@ -181,7 +181,7 @@ class VariableServer:
             return Message({}, [np.asarray(self._variables[key].read_value()) for key in message.values["keys"]])
 
     def call_table(self, message: Message) -> Message:
-        """Calls `method` of table number `table` with the arrays and `options`; returns the arrays of its result."""
+        """Calls `method` of the table with index `table` with the arrays and `options`; returns the arrays of its result."""
         values = message.values
         assert values["method"] in _TABLE_METHODS  # servers run no code that a message names
         with self._changed:
@@ -286,7 +286,7 @@ class VariableServer:
     def _assign_states(self, shares: Sequence[Message]) -> None:
         """Assigns new states, or adds their changes if they were computed from an older version.
 
-        Of several shares, takes the means: as those of moving statistics that each worker had for itself.
+        The states of several shares are averaged, like moving statistics of which each worker has its own.
         """
         start = self._dense_count + 2 * len(self._tables)
         is_current = shares[0].values["version"] == self._version
@@ -305,6 +305,6 @@ def _scale(gradients: list[tf.Tensor], factor: float) -> list[tf.Tensor]:
 
 
 def optimizer_keys(owners: Sequence[int | None]) -> list[str]:
-    """Returns the keys of an optimizer's variables, given the number of the weight to which each belongs, or None."""
+    """Returns the keys of an optimizer's variables, given the index of the weight to which each belongs, or None."""
     kinds = ["optimizer" if number is None else f"slot/{number}" for number in owners]
     return [f"{kind}/{kinds[:position].count(kind)}" for position, kind in enumerate(kinds)]

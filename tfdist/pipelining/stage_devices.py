@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tfdist import keras_internals
-from tfdist.cluster.devices import allow_waiting, local_device_names
+from tfdist.cluster.devices import add_inter_op_threads, local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Recording, current, using
 from tfdist.config.layouts import Layout, Shard, unused_rule_warnings
@@ -62,7 +62,7 @@ def devices_of_process(size: int, cluster: Cluster, has_servers: bool) -> LocalD
 def prepare(size: int) -> None:
     """Configures TensorFlow, before it is initialized, for collectives and a mesh of `size` devices in this process."""
     local_device_names(size)
-    allow_waiting(size)
+    add_inter_op_threads(size)
     # Otherwise the group keys of tf.distribute would collide with those of DTensor, which count from 0.
     keras_internals.set_first_collective_key(_FIRST_GROUP_KEY)
 

@@ -95,6 +95,6 @@ def test_hierarchical_sends_two_thirds_of_a_ring_to_the_other_host():
 def test_hierarchical_needs_hosts_with_equal_numbers_of_replicas(text):
     assert "hierarchical" not in possible_algorithms(topology_of(text))
     with pytest.raises(
-        InputError, match=f"needs several hosts.* Received: hosts with {text} replicas. Give --topology"
+        InputError, match=f"needs several hosts.* Received: hosts with {text} replicas. Pass --topology"
     ):
         check_algorithm("hierarchical", topology_of(text))
