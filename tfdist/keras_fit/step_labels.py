@@ -25,7 +25,7 @@ from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, 
 from tfdist.row_semantics.values import Label, Rows, is_zero, sum_power
 from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.row_dependence import is_additive, in_replica, labeled_state, labeled_tf_variable
+from tfdist.step.row_dependence import in_replica, is_additive, labeled_state, labeled_tf_variable
 from tfdist.step.validation import inner_optimizer
 
 _OPS: dict[int | None, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a sum
