@@ -36,7 +36,7 @@ class _Call:
 class _Query(NamedTuple):
     """A query of all ranks; `time` is in seconds of `time.monotonic()`."""
 
-    index: int
+    sequence_number: int
     time: float
     reason: str
     is_first: bool
@@ -229,7 +229,7 @@ class Watchdog:
         call_state = call and [call.description, time.monotonic() - call.start_time]
         wait = self._group.describe_wait()
         state = {"step": self._step, "call": call_state, "wait": wait, "stack": main_stack()}
-        self._group.publish(TOPIC, {"answer": query.index, "rank": self._rank, "where": state})
+        self._group.publish(TOPIC, {"answer": query.sequence_number, "rank": self._rank, "where": state})
 
     def _report_in_order(self) -> None:
         """Reports the answers to all queries, each after the ranks have had time to answer.
@@ -247,7 +247,7 @@ class Watchdog:
 
     def _print_answers(self, query: _Query) -> None:
         """Prints, on one rank, which ranks are in the call, which are not, and which did not answer."""
-        answers, self._answers[query.index] = self._answers[query.index], {}  # releases the stacks
+        answers, self._answers[query.sequence_number] = self._answers[query.sequence_number], {}  # releases the stacks
         ranks_in_call = [rank for rank, state in sorted(answers.items()) if state["call"]]
         ranks_elsewhere = [rank for rank, state in sorted(answers.items()) if not state["call"]]
         lost_ranks = [self._group.ranks[member] for member in self._group.departed_members]
