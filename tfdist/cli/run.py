@@ -275,8 +275,13 @@ def _begin(
     strategy, directory = session.strategy, RunDirectory(path_of(config.output_dir))
     if strategy.is_chief:
         directory.make()
-        _lock_directory(directory, stack)
-        clean_partial(directory.checkpoints)
+        with contextlib.ExitStack() as lock_stack:
+            _lock_directory(directory, lock_stack)
+            clean_partial(directory.checkpoints)
+            if has_owner := bool(_lock_owner(directory)):
+                stack.enter_context(lock_stack.pop_all())
+        if not has_owner:  # a partial checkpoint had filled the disk
+            _lock_directory(directory, stack)
     origin = _confirm_origin(config, directory, early_origin, strategy)
     if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), resume.restarted_job()):
         directory.clear()
