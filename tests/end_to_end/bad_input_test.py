@@ -61,7 +61,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         f"{MESH}:1;model:4 --layout=out:model",
         "shards out of",
         "over the 4 devices",
-        "out of 10",
+        "out of size 10",
     ),
     "convolution is split": (
         f"{MESH}:2;model:2 --model=cnn --layout=out:model",

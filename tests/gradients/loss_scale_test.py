@@ -124,7 +124,7 @@ def test_what_overflows_on_one_replica_is_skipped_by_all(mirrored2, compression)
 def test_too_many_in_a_row_end_the_run(mirrored2):
     trainer = half_precision_trainer(mirrored2, max_skipped_steps=3)
     assert trainer.loss_scale == 2.0**15, "float16 has a dynamic scale by default"
-    with pytest.raises(NotFiniteError, match=r"\(max_skipped_steps.* the last is step 2,.*scale at 4096") as caught:
+    with pytest.raises(NotFiniteError, match=r"\(max_skipped_steps.* The last is step 2,.*scale of 4096") as caught:
         trainer.fit(overflowing(range(8)), batch_size=8, steps=10)
     assert caught.value.exit_code == 3
     assert trainer.step == 2

@@ -151,7 +151,7 @@ def test_refuses(arguments, message):
 
 @pytest.mark.parametrize("shape", [(None, 6), (None, None, 6), (None, 12, None)])
 def test_refuses_what_has_no_known_tokens(shape):
-    with pytest.raises(InputError, match=r"takes \[batch, tokens, embed\] with the last two dims known"):
+    with pytest.raises(InputError, match=r"must be \[batch, tokens, embed\] with the last two dims known"):
         MixtureOfExperts(4, 8).build(shape)
 
 

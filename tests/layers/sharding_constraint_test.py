@@ -94,7 +94,7 @@ def test_refuses_before_anything_runs(split, dims, message):
 
 
 def test_an_axis_must_divide_its_dim():
-    message = "shards sequence of between over the 4 devices of model.*Received: .*of 6"
+    message = "shards sequence of between over the 4 devices of model.*Received: .*of size 6"
     with pytest.raises(InputError, match=message), mesh("data:1;model:4", "sequence:model").scope():
         build()
 

@@ -206,5 +206,5 @@ def test_outputs_must_be_of_their_rows_where_replicas_train_locally(mirrored2: t
         inputs = keras.Input([4])
         model = keras.Model(inputs, keras.layers.Dense(4)(centered(inputs)))
         trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse", sync="local_sgd(period=2)")
-    with pytest.raises(InputError, match="outputs for a row.* 2 replicas"):
+    with pytest.raises(InputError, match="the output for a row.* 2 replicas"):
         trainer.fit(X, Y, batch_size=8, epochs=1, verbose=0)

@@ -330,7 +330,7 @@ def test_a_scaled_loss_skips_the_steps_of_one_device_bit_for_bit(staleness, serv
 def test_the_limit_of_skipped_steps_ends_a_run(staleness, served, mixed_float16):
     scale = LossScale(initial=2.0**60, growth_interval=0, cap=2.0**60)
     trainer = testing.make_trainer(served(staleness), CASE, loss_scale=scale, max_skipped_steps=3)
-    with pytest.raises(NotFiniteError, match="the last is step 2"):
+    with pytest.raises(NotFiniteError, match="The last is step 2"):
         trainer.fit(testing.source_of(CASE), batch_size=CASE.batch_size, steps=12, verbose=0)
     assert trainer.model.optimizer.iterations == 0
 

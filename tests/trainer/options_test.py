@@ -38,7 +38,7 @@ def test_numbers_of_numpy_are_those_of_python():
 @pytest.mark.parametrize("name", ["train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"])
 def test_a_model_with_a_step_of_its_own_is_refused(name, single):
     own = type("Own", (keras.Model,), {name: lambda self, *args, **kwargs: None})
-    with single.scope(), pytest.raises(InputError, match=f"Received: a Own with its own {name}. Use Keras's own fit"):
+    with single.scope(), pytest.raises(InputError, match=f"Received: a Own that overrides {name}. Use Keras's own fit"):
         tfdist.Trainer(own(), optimizer="sgd", loss="mse")
 
 

@@ -47,7 +47,7 @@ def test_changes_between_two_fits(single):
     trainer = make(single)
     trainer.fit(DATA, batch_size=16, steps=1)
     trainer.model.layers[0].trainable = False
-    with pytest.raises(InputError, match="Make a new Trainer after a change of `trainable`"):
+    with pytest.raises(InputError, match="Create a new Trainer after changing `trainable`"):
         trainer.fit(DATA, batch_size=16, steps=1)
     trainer.model.layers[0].trainable = True
     trainer.fit(DATA, batch_size=16, steps=1)

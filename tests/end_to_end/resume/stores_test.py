@@ -104,7 +104,7 @@ def test_commits_of_another_run_are_in_the_way(single, tmp_path):
     [
         (
             {"commit_every": 3},
-            "specify both commit_every (at least 1) and commit_directory, or neither. Received: commit_every=3",
+            r"specify both commit_every \(at least 1\) and commit_directory, or neither. Received: commit_every=3",
         ),
         ({"commit_directory": "b"}, "Received: commit_every=0, commit_directory='b'"),
         ({"commit_every": -1, "commit_directory": "b"}, "Received: commit_every=-1"),
