@@ -93,7 +93,7 @@ def test_a_run_that_has_finished_says_so_and_trains_no_more(tmp_path, capsys):
         )
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     for flags in ({"steps": 30}, {"seed": 3}, {"resume": "never"}):
-        with pytest.raises(InputError, match="must be empty or new.*--overwrite deletes the run that is in it"):
+        with pytest.raises(InputError, match="must be empty or new.*--overwrite deletes the run in this directory"):
             run(path, **flags)
 
 
