@@ -298,9 +298,9 @@ def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
     [
         ({"cluster": Cluster()}, "this is a single process"),
         ({"cluster": Cluster(1, 4, 1, 2)}, "the job is on several hosts"),
-        ({"environment": {"TFDIST_ELASTIC": "1"}}, "the job is elastic"),
-        ({"environment": {"HOROVOD_ELASTIC": "1"}}, "the job is elastic"),
-        ({"environment": {"HOROVOD_RANK": "1"}}, "horovodrun started the processes"),
+        ({"env": {"TFDIST_ELASTIC": "1"}}, "the job is elastic"),
+        ({"env": {"HOROVOD_ELASTIC": "1"}}, "the job is elastic"),
+        ({"env": {"HOROVOD_RANK": "1"}}, "horovodrun started the processes"),
         ({"has_gpus": True}, "the ranks have GPUs"),
         ({"cores": 1}, "MPI needs 2 cores per rank, of which it keeps one busy, and there are 1"),
         ({"cores": 1.5}, "MPI needs 2 cores per rank, of which it keeps one busy, and there are 1.5"),
@@ -309,7 +309,7 @@ def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
     ],
 )
 def test_gloo_is_taken_elsewhere_and_the_reason_said(changes, reason):
-    given = {"cluster": ONE_HOST, "cores": 8, "mpi": MPICH, "has_gpus": False, "environment": {}, **changes}
+    given = {"cluster": ONE_HOST, "cores": 8, "mpi": MPICH, "has_gpus": False, "env": {}, **changes}
     assert rank_choice(**given) == LibraryChoice("gloo", f"because {reason}")
 
 

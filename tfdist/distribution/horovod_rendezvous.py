@@ -186,7 +186,7 @@ def _mpi_library() -> ctypes.CDLL:
 # and a process cannot replace the library with which it has started Horovod.
 
 ELASTIC_VARIABLES = (ELASTIC_VARIABLE, "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
-MPI_CORES = 2  # cores per rank that MPI needs: one polls while the other computes
+CORES = 2  # cores per rank that MPI needs: one polls while the other computes
 # Variables with which users choose the library.
 _HOROVOD_VARIABLES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
 
@@ -208,20 +208,15 @@ def choose_library(group: Group, cluster: Cluster) -> LibraryChoice:
     return next((choice for choice in choices if choice.library == "gloo"), local_choice)
 
 
-def rank_choice(
-    cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]
-) -> LibraryChoice:
+def rank_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, env: Mapping[str, str]) -> LibraryChoice:
     """Returns the choice of one rank, which may use this number of cores; `mpi` is the name of Horovod's MPI library."""
     reasons_against_mpi = (
         (cluster.size == 1, "this is a single process"),
-        (any(environment.get(name) == "1" for name in ELASTIC_VARIABLES), "the job is elastic"),
-        ("HOROVOD_RANK" in environment and ADDRESS_VARIABLE not in environment, "horovodrun started the processes"),
+        (any(env.get(name) == "1" for name in ELASTIC_VARIABLES), "the job is elastic"),
+        ("HOROVOD_RANK" in env and ADDRESS_VARIABLE not in env, "horovodrun started the processes"),
         (has_gpus, "the ranks have GPUs"),
         (cluster.local_size < cluster.size, "the job is on several hosts"),
-        (
-            cores < MPI_CORES,
-            f"MPI needs {MPI_CORES} cores per rank, of which it keeps one busy, and there are {cores:g}",
-        ),
+        (cores < CORES, f"MPI needs {CORES} cores per rank, of which it keeps one busy, and there are {cores:g}"),
         (not mpi, "Horovod was built without MPI"),
         (not starts_without_mpirun(mpi), f"only mpirun can start {mpi}"),
     )
@@ -437,10 +432,8 @@ def stall_settings(environment: Mapping[str, str], max_seconds: int = STALL_SECO
     """
     shutdown_seconds = int(environment.get(STALL_SHUTDOWN) or 0) or max_seconds  # 0 means never in Horovod
     check = int(environment.get(STALL_CHECK) or max(1, min(60, shutdown_seconds // 2)))
-    return {
-        STALL_CHECK: str(check),
-        STALL_SHUTDOWN: environment.get(STALL_SHUTDOWN) or str(max(max_seconds, 2 * check)),
-    }
+    shutdown = environment.get(STALL_SHUTDOWN) or str(max(max_seconds, 2 * check))
+    return {STALL_CHECK: str(check), STALL_SHUTDOWN: shutdown}
 
 
 def _broadcast_coordinator(cluster: Cluster) -> Cluster:

@@ -94,9 +94,7 @@ class Coordinator:
     ) -> None:
         self._first_ticket, self._end_ticket = first, end
         self._failed_ticket: int | None = None  # the first ticket that was not finite
-        self._next_ticket = dict.fromkeys(
-            range(self._workers), first
-        )  # by worker; only of worker 0 if workers compute whole tickets
+        self._next_ticket = dict.fromkeys(range(self._workers), first)  # by worker; for whole tickets, only worker 0's
         self._abandoned_tickets: set[int] = set()  # of lost workers and rejected gradients, to be assigned again
         self._overflowed_tickets: set[int] = set()  # with a loss scale, the tickets that were not finite
         self._commits: dict[int, dict[int, _Commit]] = collections.defaultdict(dict)  # by ticket and worker

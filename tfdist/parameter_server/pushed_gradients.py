@@ -1,8 +1,7 @@
 """Compresses the gradients that workers push to servers.
 
-A codec whose code is gathered by all replicas can also send it to a server. A worker encodes its gradients with error
-feedback, as if it were the only replica, and pushes the code. Servers decode and sum the codes of all shares, as each
-replica does with other strategies.
+A worker encodes its gradients with a codec and error feedback, as if it were the only replica, and pushes the code. Servers
+decode and sum the codes of all shares, as each replica does with other strategies.
 """
 
 import dataclasses
