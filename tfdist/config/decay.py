@@ -94,8 +94,7 @@ class CosineRestarts(Decay):
 
     name: ClassVar[str] = "cosine_restarts"
     first: int = integer(REQUIRED, 1, "steps")  # number of steps of the first cycle
-    # Ratios between 1 and 1.1 give too many cycles to tabulate.
-    # Ratio of the lengths of successive cycles; 1, or at least 1.1.
+    # Ratio of the lengths of successive cycles; 1, or at least 1.1: smaller ones give too many cycles to tabulate.
     t_mul: float = parameter(
         2.0, lambda x: is_number(x) and (x == 1 or 1.1 <= x <= 1000), "1, or a number in [1.1, 1000]"
     )

@@ -165,7 +165,7 @@ class _Planner:
         if count not in self._stages_by_count:
             cut = cut_model(self.model, self.config.cut, count, seconds=self._seconds)  # as for training
             operations = [count_operations(cut, stage, self.rows) for stage in cut.stages]
-            plans = tuple(self._stage(cut, number, count) for number, (count, _) in enumerate(operations))
+            plans = tuple(self._stage(cut, number, total) for number, (total, _) in enumerate(operations))
             self._stages_by_count[count] = _Stages(cut, plans, any(has_loops for _, has_loops in operations))
         return self._stages_by_count[count]
 

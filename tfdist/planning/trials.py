@@ -116,7 +116,7 @@ class Trials(CapturedJobs):
     """A context that runs trials one after the other, and terminates their processes on exit."""
 
     def __init__(self, prepare: Prepare, job: Job, *, memory: int, seconds: float):
-        """The processes of a trial have at most `memory` bytes together."""
+        """Initializes the trials, whose processes have at most `memory` bytes together."""
         super().__init__("tfdist-find-")
         self._prepare, self._job, self._memory, self._seconds = prepare, job, memory, seconds
 
