@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 def main(config: LayoutConfig, output: Output = TEXT) -> int:
     """Prints the plan; returns the exit code."""
-    reports = {
-        config.has_stages: layout_reports.pipeline_report,
-        config.has_servers: layout_reports.server_report,
-        config.has_replicas: layout_reports.replica_report,
-    }
-    lines, result = reports.get(True, _mesh_report)(config)
+    if config.has_stages:
+        report = layout_reports.pipeline_report
+    elif config.has_servers:
+        report = layout_reports.server_report
+    else:
+        report = layout_reports.replica_report if config.has_replicas else _mesh_report
+    lines, result = report(config)
     for line in (*lines, *result.get("notes", ())):
         output.line(line)
     output.result(result)

@@ -35,8 +35,6 @@ def public_names(package: str) -> list[str]:
     """Returns `__all__` of a package, which is parsed and not imported."""
     for node in _package_tree(package).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            if isinstance(node.value, ast.Call):  # "name name".split()
-                return str(ast.literal_eval(node.value.func.value)).split()  # type: ignore[attr-defined]
             return list(ast.literal_eval(node.value))
     raise ValueError(f"{package} must have an __all__ for the API reference.")
 

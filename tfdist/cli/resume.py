@@ -208,9 +208,10 @@ def check_flags(checkpoints: Sequence[StoragePath], flags: Mapping[str, Any]) ->
     except CorruptCheckpointError:
         return
     changed_names = [name for name in FIXED_FLAGS if name in source.flags and source.flags[name] != flags[name]]
-    texts = [" ".join(flag_text(name, values[name]) for name in changed_names) for values in (source.flags, flags)]
     if changed_names:
-        saved_flags, new_flags = texts
+        saved_flags, new_flags = (
+            " ".join(flag_text(name, values[name]) for name in changed_names) for values in (source.flags, flags)
+        )
         raise InputError(
             f"A run must resume with the flags with which it started. Received: {new_flags}, but {source.path} is of a run "
             f"with {saved_flags}. Use these, another --output_dir, or --resume=never with an empty --output_dir."

@@ -637,8 +637,10 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: BestValue | No
 def _best(records: Sequence[Mapping[str, Any]]) -> str:
     """Returns the best value of the first metric, or of the loss without metrics; "" if there was only one evaluation."""
     evaluations = [record for record in records if record["kind"] == EVAL]
-    metric = next((name for record in evaluations[-1:] for name in main_metrics(record)), "loss")
-    best = best_evaluation(evaluations, metric) if len(evaluations) > 1 else None
+    if len(evaluations) < 2:
+        return ""
+    metric = next(iter(main_metrics(evaluations[-1])), "loss")
+    best = best_evaluation(evaluations, metric)
     return f"{metric} {best[1]:.4f} at step {best[0]}" if best else ""
 
 

@@ -231,10 +231,12 @@ def termination_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
             text = f"Received {name}: saving and stopping at the next agreed step; a {second} exits at once."
             print_line(text, sys.stderr)
             on_notice(name)
-        elif now - first_time >= TOGETHER_SECONDS and is_launched:
+        elif now - first_time < TOGETHER_SECONDS:
+            return
+        elif is_launched:
             text = f"Received {name} again: still stopping; a second signal to the launcher exits at once."
             print_line(text, sys.stderr)
-        elif now - first_time >= TOGETHER_SECONDS:
+        else:
             print_line(f"Received {name} again: exiting at once.", sys.stderr)
             os._exit(SIGNAL_OFFSET + number)
 

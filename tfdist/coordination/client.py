@@ -491,7 +491,7 @@ def _join(thread: threading.Thread) -> None:
 class ClientGroup(Group):
     """A group of some or all members of a job, which communicates through this process's client."""
 
-    ranks: Ranks = ()
+    ranks: Ranks = ()  # implements the property of the base class
 
     def __init__(self, client: Client, ranks: Ranks):
         self._client, self.ranks = client, ranks

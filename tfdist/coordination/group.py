@@ -391,17 +391,16 @@ def raise_on_all_members(group: Group, name: str) -> Iterator[None]:
         with contextlib.suppress(PeerLostError):
             gather(fields)
         raise
-    failures = zip(group.ranks, gather(None), strict=True)
-    rank, failure = next(((rank, failure) for rank, failure in failures if failure), (0, None))
-    if failure is None:
-        return
-    kind, text = failure
-    member_name = f"{name_member(rank)}{group.role(rank)}"
-    if kind == "InputError":
-        raise InputError(text)
-    if kind == "ValueError":
-        raise InputError(
-            f"Every process must accept its part of the model. Received on {member_name}: {text.rstrip('.')}. Change the model "
-            "or the data."
-        )
-    raise PeerLostError(f"{member_name} has failed: {text}")
+    for rank, failure in zip(group.ranks, gather(None), strict=True):
+        if not failure:
+            continue
+        kind, text = failure
+        member_name = f"{name_member(rank)}{group.role(rank)}"
+        if kind == "InputError":
+            raise InputError(text)
+        if kind == "ValueError":
+            raise InputError(
+                f"Every process must accept its part of the model. Received on {member_name}: {text.rstrip('.')}. Change the "
+                "model or the data."
+            )
+        raise PeerLostError(f"{member_name} has failed: {text}")

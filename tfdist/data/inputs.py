@@ -35,6 +35,13 @@ _last_epochs: weakref.WeakKeyDictionary[keras.utils.PyDataset, int] = weakref.We
 EpochFn = Callable[[tf.Tensor, int | None], tf.data.Dataset]
 
 
+class _Sample(ArraySource):
+    """A sample of a data set, in its original dtypes."""
+
+    def _as_array(self, data: Any) -> np.ndarray:
+        return np.asarray(data)
+
+
 class BatchedSource(SequentialExamples):
     """Batches (x, y) or (x, y, sample_weight), in the order of the data.
 
@@ -62,7 +69,7 @@ class BatchedSource(SequentialExamples):
     @property
     def sample(self) -> Examples:
         """See base class: the first batch, since another iterator would advance the shuffling of the data."""
-        return ArraySource(self._first, self._transform, np.asarray)
+        return _Sample(self._first, self._transform)
 
     @property
     def checksum(self) -> int:

@@ -4,7 +4,6 @@ import abc
 import fractions
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -131,24 +130,18 @@ class ArraySource(Source):
     As in Keras's `fit`, floating-point numbers are converted to floatx, and a pandas Series becomes a column [size, 1].
     """
 
-    def __init__(
-        self,
-        arrays: Any,
-        transform: Transform = identity,
-        convert: Callable[[Any], np.ndarray] = keras_internals.array_of,
-    ):
+    def __init__(self, arrays: Any, transform: Transform = identity):
         """Copies the arrays.
 
         Args:
           arrays: (x, y) or (x, y, sample_weight), each an array [size, ...] or a structure of arrays.
           transform: transform of batches; see `Examples.map`.
-          convert: function that converts each array, by default as in Keras's `fit`.
 
         Raises:
           InputError: `arrays` is not of this form, or the arrays are empty or of different sizes.
         """
         check_element(arrays)
-        leaves = [convert(leaf) for leaf in tf.nest.flatten(arrays)]
+        leaves = [self._as_array(leaf) for leaf in tf.nest.flatten(arrays)]
         sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves})
         if len(sizes) != 1 or sizes[0] == 0:
             received = f"shapes {', '.join(str(leaf.shape) for leaf in leaves)}" if leaves else "no arrays"
@@ -165,6 +158,9 @@ class ArraySource(Source):
 
     def fetch(self, indices: tf.Tensor) -> Element:
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
+
+    def _as_array(self, data: Any) -> np.ndarray:
+        return keras_internals.array_of(data)
 
     @property
     def checksum(self) -> int:

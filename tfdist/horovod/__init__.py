@@ -106,15 +106,77 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = (
-    "Adasum Average Compression Compressor DistributedGradientTape DistributedOptimizer Max Min "
-    "PartialDistributedGradientTape PartialDistributedOptimizer ProcessSet Product ReduceOp Sum "
-    "SyncBatchNormalization add_process_set allgather allgather_object allreduce alltoall barrier broadcast "
-    "broadcast_ broadcast_global_variables broadcast_object broadcast_object_fn broadcast_variables callbacks "
-    "ccl_built check_extension check_num_rank_power_of_2 cross_rank cross_size cuda_built ddl_built elastic "
-    "global_process_set gloo_built gloo_enabled gpu_available grouped_allgather grouped_allreduce "
-    "grouped_reducescatter handle_average_backwards_compatibility init is_homogeneous is_initialized join load_model "
-    "local_rank local_rank_op local_size local_size_op mpi_built mpi_enabled mpi_ops mpi_threads_supported nccl_built "
-    "process_set_included_op rank rank_op reducescatter refs_to_vars remove_process_set rocm_built shutdown size "
-    "size_op start_timeline stop_timeline util vars_to_refs"
-).split()
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "Compressor",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "SyncBatchNormalization",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "check_extension",
+    "check_num_rank_power_of_2",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "gpu_available",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "load_model",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_ops",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "refs_to_vars",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+    "util",
+    "vars_to_refs",
+]

@@ -58,13 +58,15 @@ class Accumulation:
         sums = {key: total for key, (_, total) in self._sums.items()}
         keys = {key_of(variable) for variable in variables}
         all_variables = [*variables, *(variable for key, (variable, _) in self._sums.items() if key not in keys)]
-        are_traced = tf.debugging.assert_equal(
-            self._variable_count,
-            len(self._sums),
-            "backward_passes_per_step: a variable had its first gradient after this tf.function was traced, which would not "
-            "update it. Pass zeros instead of None, or pass the variable's gradient to apply before the function is called",
-        )
-        with tf.control_dependencies([are_traced] if tf.inside_function() else []):
+        assertions = []
+        if tf.inside_function():
+            text = (
+                "backward_passes_per_step: a variable had its first gradient after this tf.function was traced, which would "
+                "not update it. Pass zeros instead of None, or pass the variable's gradient to apply before the function is "
+                "called"
+            )
+            assertions = [tf.debugging.assert_equal(self._variable_count, len(self._sums), text)]
+        with tf.control_dependencies(assertions):
             divisor = self.passes if self.average else 1
             values = {key: total.read_value() / divisor for key, total in sums.items()}
         with tf.control_dependencies(list(values.values())):

@@ -132,7 +132,7 @@ class BatchReader:
         if not strategy.peers.all_equal(f"batch/{self._name}/{start}", checksums, self._data.deadline):
             batches = f"batch {start}" if count == start + 1 else f"batches {start} to {count - 1}"
             raise differing_data_error(
-                f"a difference between the {strategy.peers.size} processes in {batches} of {self._name}. Call"
+                f"a difference between the {strategy.peers.size} processes in {batches} of {self._name}"
             )
 
     def _next_batch(self) -> Any:

@@ -55,7 +55,7 @@ def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[...
             return leaves, [x for x in logits if x is not None], list(scope.losses)
 
         tensors, shards = [arguments[index] for index in indices], [keras_internals.source_value(v) for v in weights]
-        leaves, logits, losses = _call_recomputed(forward, tensors, shards)
+        leaves, logits, losses = _recompute_in_backward(forward, tensors, shards)
         outputs, masks, are_logits, assignments, adders = traces[0]
         for variable, value in assignments:
             variable.assign(value)
@@ -83,7 +83,9 @@ def _other_layer_value(variable: keras.Variable, inputs: Sequence[tf.Tensor]) ->
     return _computed_value(variable, tf.convert_to_tensor(value), inputs)
 
 
-def _call_recomputed(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]) -> Any:
+def _recompute_in_backward(
+    forward: Callable[..., Any], tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]
+) -> Any:
     """Calls a function of two lists of tensors; the gradient function calls it again.
 
     `tf.recompute_grad` is not used because it waits for a gradient by reading one element, which gathers the whole gradient

@@ -373,17 +373,19 @@ class StageParts(ModelParts):
         """
         strategy, devices = self._strategy, self._strategy.stage_devices
         with contextlib.nullcontext() if devices is None else devices.values_on_host(part.variables):
-            if strategy.local_replicas.start == 0:
-                reads = _RemoteReads(strategy, part)
-                if strategy.pipeline_rank == 0:
-                    try:
-                        with keras_internals.replace_reads(reads.missing_variables, reads.read):
-                            yield part.full_model
-                    finally:
-                        reads.end()
-                    return
+            if strategy.local_replicas.start != 0:
+                yield part.full_model
+                return
+            reads = _RemoteReads(strategy, part)
+            if strategy.pipeline_rank != 0:
                 reads.answer()
-            yield part.full_model
+                yield part.full_model
+                return
+            try:
+                with keras_internals.replace_reads(reads.missing_variables, reads.read):
+                    yield part.full_model
+            finally:
+                reads.end()
 
     def regularization(self, part: Any) -> float:
         """See base class. A shared variable is counted once."""

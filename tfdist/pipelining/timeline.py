@@ -95,7 +95,8 @@ def simulate(
         requirements = schedule.requirements(action)
         if not ends.keys() >= set(requirements):
             return False
-        start = max([0.0, *(span.end for span in spans[process][-1:]), *map(ends.__getitem__, requirements)])
+        free_time = spans[process][-1].end if spans[process] else 0.0
+        start = max([free_time, *(ends[requirement] for requirement in requirements)])
         spans[process].append(Span(action, start, start + durations[action.kind][action.stage]))
         ends[result_of(action)] = spans[process][-1].end
         return True

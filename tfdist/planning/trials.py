@@ -115,7 +115,7 @@ class Trials(CapturedJobs):
     """A context that runs trials one after the other, and terminates their processes on exit."""
 
     def __init__(self, prepare: Prepare, job: Job, *, memory: int, seconds: float):
-        """Each trial may use `memory` bytes, over all of its processes, and `seconds` seconds."""
+        """Initializes the trials, each of which may use `memory` bytes, over all of its processes, and `seconds` seconds."""
         super().__init__("tfdist-find-")
         self._prepare, self._job, self._memory, self._seconds = prepare, job, memory, seconds
 

@@ -73,6 +73,18 @@ class LoopResult(NamedTuple):
             yield first_step + i, 1, part
 
 
+class _StepResult(NamedTuple):
+    """The result of one step; see `LoopResult`."""
+
+    loss: tf.Tensor
+    is_finite: tf.Tensor
+    norm: tf.Tensor
+    may_continue: tf.Tensor
+    gradient_finite: tf.Tensor
+    arrival_time: tf.Tensor
+    compute_seconds: tf.Tensor
+
+
 class LoopReport(NamedTuple):
     """The report of one step of a loop, or of all its steps."""
 
@@ -184,7 +196,7 @@ def make_host_loop(step: Step, strategy: Strategy) -> Loop:
     )
 
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        results: list[Any] = []
+        results: list[_StepResult] = []
         numbers: list[tf.Tensor] = []
         wait_seconds, may_apply = 0.0, tf.constant(True)
         for index in range(int(steps)):
@@ -196,13 +208,14 @@ def make_host_loop(step: Step, strategy: Strategy) -> Loop:
             # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
             number = tf.cast(first_step + index, tf.uint64)
             results.append(run_step(batch, number, needs_norm, may_apply))
-            may_apply = results[-1][0][1]
-        results = [tf.nest.map_structure(lambda value: strategy.local(value)[0], result) for result in results]
-        is_end = [not may_continue for (_, may_continue, _), *_ in results]
-        results = results[: is_end.index(True) + 1] if True in is_end else results
-        losses, is_finite = (tf.stack(values) for values in zip(*(result[1] for result in results), strict=True))
-        (norm, may_continue, gradient_finite), _, _, compute_seconds = results[-1]
-        times, all_numbers = (np.float64(wait_seconds), compute_seconds), tf.concat(numbers[: len(results)], 0)
+            may_apply = results[-1].may_continue
+        local_results = [_StepResult(*(strategy.local(value)[0] for value in result)) for result in results]
+        is_end = [not result.may_continue for result in local_results]
+        local_results = local_results[: is_end.index(True) + 1] if True in is_end else local_results
+        losses, is_finite = (tf.stack([result[i] for result in local_results]) for i in (0, 1))
+        _, _, norm, may_continue, gradient_finite, _, compute_seconds = local_results[-1]
+        times = np.float64(wait_seconds), compute_seconds
+        all_numbers = tf.concat(numbers[: len(local_results)], 0)
         return LoopResult(losses, is_finite, norm, may_continue, gradient_finite, *times, all_numbers)
 
     return loop
@@ -213,13 +226,15 @@ def _next_step(
 ) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], LoopReport]:
     """Runs the step of the next batch, inside a compiled function.
 
-    Returns the end state of `_run_step`, and a report whose values are the loss and whether the step was finite.
+    Returns (norm, whether the run may continue, whether each gradient was finite), and a report of the loss and `is_finite`.
     """
     start_time, batch, numbers = timed_batch(iterator, strategy)
-    end_state, values, arrival_time, compute_seconds = _run_step(step, strategy, trace, batch, number, with_norm)
+    result = _run_step(step, strategy, trace, batch, number, with_norm)
+    arrival_time = result.arrival_time
     if strategy.compiles_replicas:
         arrival_time = time_after([strategy.local(part)[0] for part in tf.nest.flatten(batch)])
-    return end_state, LoopReport(values, arrival_time - start_time, compute_seconds, numbers)
+    report = LoopReport([result.loss, result.is_finite], arrival_time - start_time, result.compute_seconds, numbers)
+    return (result.norm, result.may_continue, result.gradient_finite), report
 
 
 def _run_step(
@@ -230,12 +245,8 @@ def _run_step(
     number: tf.Tensor,
     with_norm: tf.Tensor,
     may_apply: tf.Tensor | None = None,
-) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Runs one step inside a compiled function; if `may_apply` is False, the step changes nothing.
-
-    Returns (gradient norm, whether the run may continue, whether each gradient was finite), [loss, whether the step was
-    finite], the batch's arrival time, and the seconds that each replica spent computing gradients.
-    """
+) -> _StepResult:
+    """Runs one step inside a compiled function; if `may_apply` is False, the step changes nothing."""
     with trace("compute"):
         replica_result = strategy.run(step.compute, batch, number, with_norm)
     if may_apply is not None:
@@ -257,11 +268,15 @@ def _run_step(
     with tf.control_dependencies([gradient_finite]):
         strategy.run(lambda: strategy.optimizer_shards.exchange(updated_variables))
     may_continue = step.may_continue(finite, [strategy.local(value)[0] for value in replica_result.scale[-1:]])
-    if may_apply is not None:
-        may_continue = tf.logical_and(may_apply, may_continue)
-    loss, norm = (tf.cast(value, keras.config.floatx()) for value in (loss, norm))
-    times = strategy.local(replica_result.arrival_time)[0], tf.stack(strategy.local(replica_result.compute_seconds))
-    return (norm, may_continue, gradient_finite), [loss, finite], *times
+    return _StepResult(
+        tf.cast(loss, keras.config.floatx()),
+        finite,
+        tf.cast(norm, keras.config.floatx()),
+        may_continue=may_continue if may_apply is None else tf.logical_and(may_apply, may_continue),
+        gradient_finite=gradient_finite,
+        arrival_time=strategy.local(replica_result.arrival_time)[0],
+        compute_seconds=tf.stack(strategy.local(replica_result.compute_seconds)),
+    )
 
 
 def run_loop(

@@ -167,14 +167,15 @@ def check_same_data(strategy: Strategy, data: Examples, label: str = "training d
         strategy.group.agree("data/size", {"number of examples": data.size}, f"{label}: ", deadline)
         if not strategy.group.all_equal("data/checksum", data.checksum, deadline):
             raise differing_data_error(
-                f"{label} with other values, or from other files, on some processes. Copy the files to all hosts; call"
+                f"{label} with other values, or from other files, on some processes",
+                "Copy the files to all hosts; call",
             )
 
 
-def differing_data_error(received: str) -> InputError:
-    """Returns the error for batches that differ between processes; `received` ends with the beginning of the remedy."""
+def differing_data_error(received: str, remedy: str = "Call") -> InputError:
+    """Returns the error for batches that differ between processes; `remedy` is the beginning of the last sentence."""
     return InputError(
         "Every process must read the same batches in the same order, of which it uses the rows of its replicas. "
-        f"Received: {received} keras.utils.set_random_seed before data is drawn or shuffled, and remove sharding by "
-        "rank and parallel maps that draw random numbers."
+        f"Received: {received}. {remedy} keras.utils.set_random_seed before data is drawn or shuffled, and remove sharding "
+        "by rank and parallel maps that draw random numbers."
     )

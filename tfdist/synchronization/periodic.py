@@ -170,28 +170,30 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
 
     _sync: HierarchicalLocalSGD
 
-    def _make_exchanges(self, model: keras.Model) -> Sequence[Exchange]:
-        """See base class.
+    def __init__(self, sync: HierarchicalLocalSGD, *args: Any):
+        """Creates the global weights.
 
         Raises:
           InputError: the replicas cannot be divided into groups of these sizes, or the reducer has a state that must be equal
             on all replicas, which groups do not guarantee.
         """
-        sync = self._sync
-        sync.groups(self._strategy.replicas)
-        specs = tensor_specs(model.trainable_variables)
-        reducer_states = self._create_reducer(specs).state(specs)
-        if any(state.dtype.is_floating and not state.per_replica for state in reducer_states):
-            raise InputError(
-                f"Groups of replicas compress separately, but powersgd needs equal factors on all. Received: sync={sync}. "
-                "Choose another compression, or local_sgd."
-            )
-        exchanges = super()._make_exchanges(model)
+        super().__init__(sync, *args)
         self._levels = list(zip(sync.periods, sync.group_sizes, strict=False))
         states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.group_sizes]
         self._level_rows = self._store.variables(states)
         self._exchanges_of_levels = [functools.partial(self._exchange_group, level) for level in range(len(states))]
-        return exchanges
+
+    def _make_exchanges(self, model: keras.Model) -> Sequence[Exchange]:
+        """See base class. First checks that the groups and the reducer are possible."""
+        self._sync.groups(self._strategy.replicas)
+        specs = tensor_specs(model.trainable_variables)
+        reducer_states = self._create_reducer(specs).state(specs)
+        if any(state.dtype.is_floating and not state.per_replica for state in reducer_states):
+            raise InputError(
+                "Groups of replicas compress separately, but powersgd needs equal factors on all. Received: "
+                f"sync={self._sync}. Choose another compression, or local_sgd."
+            )
+        return super()._make_exchanges(model)
 
     def next(self, step: int) -> int | None:
         [(period, _), *_] = self._levels
