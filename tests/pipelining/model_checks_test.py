@@ -46,7 +46,11 @@ def trainer(model, micro_batches: int = 1, loss="sparse_categorical_crossentropy
         (twice, {}, "Received twice: same/bias"),
         (lambda: keras.Sequential([keras.Input((3,)), Counts(), keras.layers.Dense(2)]), {}, "must not have metrics"),
         (dense, {"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)}, "Pass clip=Clip(norm=1.0)"),
-        (dense, {"optimizer": Damped()}, "Received: Damped, which overrides apply. Override update_step instead, which"),
+        (
+            dense,
+            {"optimizer": Damped()},
+            "Received: Damped, which overrides apply. Override update_step instead, which",
+        ),
         (dense, {"loss": keras.losses.Dice(axis=None), "micro_batches": 2}, "a loss must be a mean over rows"),
     ],
 )

@@ -198,7 +198,9 @@ def goodbye_of(error: BaseException | None) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         code = error.code
         return (int(code) & 0xFF if isinstance(code, int) else int(code is not None)), ""  # as in Python
-    return ExitCode.FAILED, error_summary(error)
+    summary = error_summary(error)
+    is_loss = "Horovod has been shut down" in summary  # by another rank's end
+    return ExitCode.PEER_LOST if is_loss else ExitCode.FAILED, summary
 
 
 SERVER_GRACE_SECONDS = 2.0  # time to wait for the server after a deadline or a goodbye

@@ -95,6 +95,7 @@ class TensorFlowEngine(Engine):
             raise horovod_required_error("A process set of some ranks", "Remove process_set_id")
         return tf.constant(1 if name == "process_set_included" else getattr(self, name))
 
+    @tf.autograph.experimental.do_not_convert
     def _agree(self, name: str, operation: str, tensors: Sequence[tf.Tensor], allows_uneven_rows: bool = False) -> None:
         """Checks that every rank makes this call next; with `allows_uneven_rows`, their numbers of rows may differ.
 
@@ -115,7 +116,7 @@ class TensorFlowEngine(Engine):
         description = f"{name}: {operation} of {', '.join(_describe(tensor, allows_uneven_rows) for tensor in tensors)}"
         number = next(self._call_numbers)
         try:
-            self.group.agree("horovod/calls", {f"call {number}": description}, "The hvd ", self._deadline)
+            self.group.agree(_CALLS, {f"call {number}": description}, "The hvd ", self._deadline)
         except InputError as error:
             raise FailedPreconditionError(str(error)) from error
         except PeerLostError as error:
@@ -123,7 +124,8 @@ class TensorFlowEngine(Engine):
 
     def close(self) -> None:
         """See base class; waits for all ranks, because a rank must not end before another rank's last collective."""
-        self.group.barrier("horovod/end", 600.0)
+        end = {f"call {next(self._call_numbers)}": "none, because the program has ended"}
+        self.group.agree(_CALLS, end, "The hvd ", self._deadline)
         self._strategy.close()
 
 
@@ -134,5 +136,6 @@ def _describe(tensor: tf.Tensor, has_uneven_rows: bool) -> str:
     return f"{tensor.dtype.name}[{', '.join(['rows', *sizes[1:]] if has_uneven_rows else sizes)}]"
 
 
+_CALLS = "horovod/calls"
 _NO_DEADLINE_SECONDS = 1e9
 _COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {Min: tf.minimum, Max: tf.maximum, Product: operator.mul}

@@ -164,10 +164,16 @@ def root_cause(children: Sequence[Child], loss: LostMember | None = None) -> Out
     failures = sorted((c for c in children if c.code and not c.signalled), key=lambda child: child.end_time)
     if loss and loss.code is None and _has_disappeared(loss, children, failures):
         return Outcome(ExitCode.PEER_LOST, str(loss), loss.rank)
-    causes = [child for child in failures if child.code != ExitCode.PEER_LOST] or failures
+    lost_peer = loss if loss and loss.code == ExitCode.PEER_LOST else None
+    # A program may end with code 1 although the engine's error that ended it was the loss of a peer.
+    affected_rank = lost_peer.rank if lost_peer else None
+    causes = [child for child in failures if child.code != ExitCode.PEER_LOST and child.rank != affected_rank]
+    if not causes and lost_peer:
+        return _outcome_of_goodbye(lost_peer)
+    causes = causes or failures
     causes = [child for child in causes if child.code != ExitCode.PREEMPTED] or causes
     if not causes:
-        return _outcome_of_goodbye(loss) if loss and loss.code == ExitCode.PEER_LOST else SUCCESS
+        return SUCCESS
     cause = next((child for child in causes if loss and child.rank == loss.rank), causes[0])
     assert cause.code is not None
     return Outcome(cause.code, f"rank {cause.rank} ended with {describe_code(cause.code)}", cause.rank)

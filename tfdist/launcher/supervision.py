@@ -155,7 +155,9 @@ class Supervisor:
     def _wait_for_stop(self) -> Stop | None:
         self._wait_until(lambda: self._poll_stops() or self._cause().code or self._all_ended())
         if self._cause().code == ExitCode.PEER_LOST:  # wait for the cause
-            self._wait_until(lambda: self._poll_stops() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
+            is_ending = self._loss and self._loss.code  # a rank has ended because another one is about to end
+            seconds = FAILURE_SECONDS if is_ending else SETTLE_SECONDS
+            self._wait_until(lambda: self._poll_stops() or self._cause().code != ExitCode.PEER_LOST, seconds)
         elif self._host.job.is_elastic and ExitCode.DONE < self._cause().code < _FIRST_RESERVED_CODE:
             self._wait_until(lambda: self._poll_stops() or self._all_ended(), SETTLE_SECONDS)
         if self._cause().code == ExitCode.PREEMPTED:  # a second signal would prevent the processes from saving
