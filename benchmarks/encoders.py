@@ -40,7 +40,7 @@ def encoder(method: str) -> Work | None:
     if not isinstance(inner, CodecReducer):
         return None
     coder = CodecCompiler(inner._codec)
-    return lambda x: [coder.encode(x, tf.constant([1, 2], tf.int32), OneReplica().wire)]
+    return lambda x: [coder.encode(x, tf.constant([1, 2], tf.int32), OneReplica().dtypes)]
 
 
 def reduction(method: str) -> Work:

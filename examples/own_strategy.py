@@ -11,7 +11,7 @@ import sys
 import tensorflow as tf
 from tfdist.strategies.mirrored import Mirrored
 
-from tfdist.collectives import Recording
+from tfdist.collectives import RecordingCollectives
 
 
 class Measured(Mirrored):
@@ -21,7 +21,7 @@ class Measured(Mirrored):
         """Args: devices: number of replicas."""
         super().__init__(cluster=cluster, join=join, devices=devices)
         self.name = "measured"
-        self.collectives = Recording(self.collectives)
+        self.collectives = RecordingCollectives(self.collectives)
 
     def close(self) -> None:
         """Prints each message of the compiled functions; each name is one message of a step."""

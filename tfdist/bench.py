@@ -120,7 +120,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
 
     # "auto" provides all algorithms.
     options = {"all_reduce": AUTO} if config.all_reduce else {}
-    with open_strategy.running_strategy(config, context, more_options=options) as (config, detection, strategy):
+    with open_strategy.running_strategy(config, context, more_options=options) as (config, strategy_choice, strategy):
         _check_strategy(strategy, config)
         measurements = _measurements(config, strategy)
         host_names = open_strategy.host_names(strategy)
@@ -132,7 +132,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
         run = RunDirectory.check(path)
         run.begin(flags.flags_text(config), host_names, communication=strategy.communication)
         directory = run.path
-        output.line(f"{detection.reason}\n{benchmark_results.header(*['all_reduce'][: bool(config.all_reduce)])}")
+        output.line(f"{strategy_choice.reason}\n{benchmark_results.header(*['all_reduce'][: bool(config.all_reduce)])}")
         results = []
         with contextlib.closing(AppendOnlyFile(directory / "collectives.jsonl")) as file:
             for measurement in measurements:
@@ -145,7 +145,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
             {
                 "benchmark": "collectives",
                 "strategy": strategy.name,
-                "reason": detection.reason,
+                "reason": strategy_choice.reason,
                 "processes": strategy.cluster.size,
                 "replicas": strategy.replicas,
                 "measurements": [

@@ -33,8 +33,8 @@ def agreed(monkeypatch):
 
 def test_yields_the_strategy_that_auto_means(agreed):
     given = TrainConfig(strategy="auto", output_dir="mine", intra_op_threads=3)
-    with open_strategy.running_strategy(given) as (config, detection, strategy):
-        assert (config.strategy, detection.strategy, strategy.name) == ("single", "single", "single")
+    with open_strategy.running_strategy(given) as (config, strategy_choice, strategy):
+        assert (config.strategy, strategy_choice.strategy, strategy.name) == ("single", "single", "single")
         assert open_strategy.host_names(strategy)
     assert agreed["flags"]["--strategy"] == "single"
     assert agreed["flags"]["--batch_size"] == 64
@@ -105,10 +105,10 @@ def test_a_flag_that_is_not_given_leaves_a_strategy_of_the_user_s_own_its_defaul
     module.Own = Own
     monkeypatch.setitem(sys.modules, "mine", module)
     config = TrainConfig(strategy="mine:Own")
-    detection = open_strategy.choose(config, detect_context(config))
-    assert open_strategy._options(config, detection) == {"communication": "auto"}
+    strategy_choice = open_strategy.choose(config, detect_context(config))
+    assert open_strategy._options(config, strategy_choice) == {"communication": "auto"}
     given = dataclasses.replace(config, devices=3)
-    assert open_strategy._options(given, detection) == {"communication": "auto", "devices": 3}
+    assert open_strategy._options(given, strategy_choice) == {"communication": "auto", "devices": 3}
 
 
 RECORDS = [

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.workers import running
 from tests.workers.exchange import SUMMED
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.errors import InputError
 
 pytestmark = pytest.mark.processes
@@ -115,7 +115,7 @@ def test_splits_of_another_shape_or_dtype(splits):
 
 
 def test_recording_passes_splits_on(mirrored2):
-    recording = Recording(mirrored2.collectives)
+    recording = RecordingCollectives(mirrored2.collectives)
 
     def exchange():
         return recording.all_to_all([tf.fill([2], recording.rank)], name="exchange", splits=tf.constant([0, 2]))[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.collectives import OneReplica, RecordedCall, Recording
+from tfdist.collectives import OneReplica, RecordedCall, RecordingCollectives
 from tfdist.collectives.forwarding import SequentialCollectives
 
 MATRIX, VECTOR = tf.ones([3, 4]), tf.ones([5], tf.float64)
@@ -14,7 +14,7 @@ MATRIX, VECTOR = tf.ones([3, 4]), tf.ones([5], tf.float64)
 
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
 def test_calls_and_payload(operation):
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     matrix, vector = getattr(recording, operation)([MATRIX, VECTOR], name="call")
     np.testing.assert_array_equal(matrix, MATRIX)
     np.testing.assert_array_equal(vector, VECTOR)
@@ -23,7 +23,7 @@ def test_calls_and_payload(operation):
 
 
 def test_dims_that_are_not_known_when_tracing_count_as_0():
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2])])
     def step(x):
@@ -36,8 +36,8 @@ def test_dims_that_are_not_known_when_tracing_count_as_0():
 
 
 def test_arguments_reach_the_inner_ones(mirrored2):
-    recording = Recording(mirrored2.collectives)
-    assert (recording.size, recording.wire) == (2, mirrored2.collectives.wire)
+    recording = RecordingCollectives(mirrored2.collectives)
+    assert (recording.size, recording.dtypes) == (2, mirrored2.collectives.dtypes)
 
     def step():
         x = tf.cast(recording.rank, tf.float32) + 1.0
@@ -74,7 +74,7 @@ def test_results_are_those_of_the_inner_ones(strategy, run, piece_bytes):
 
 
 def test_no_message_is_larger_than_a_piece():
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     in_turn = SequentialCollectives(recording, 64)
     in_turn.all_gather([tf.zeros([40], tf.uint8), tf.zeros([100], tf.uint8)], name="codes")
     in_turn.all_reduce([tf.zeros([5, 5])], name="sum")
@@ -83,7 +83,7 @@ def test_no_message_is_larger_than_a_piece():
 
 
 def test_rows_of_unknown_number_are_one_message():
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2])])
     def step(x):

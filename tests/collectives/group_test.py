@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import collectives
-from tfdist.collectives import NoCommunication, OneReplica, RecordedCall, Recording
+from tfdist.collectives import NoCommunication, OneReplica, RecordedCall, RecordingCollectives
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 
@@ -241,7 +241,7 @@ def test_the_group_of_all():
 
 
 def test_recording_of_groups(mirrored4):
-    recording = Recording(mirrored4.collectives)
+    recording = RecordingCollectives(mirrored4.collectives)
 
     def step():
         group, x = recording.group(own(PAIRS, recording)), tf.zeros([5])

@@ -43,17 +43,17 @@ def test_all_reduce_of_scalars(strategy, run):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "int64"])
-def test_dtypes_of_the_wire_are_summed(strategy, run, dtype):
-    assert tf.as_dtype(dtype) in strategy.collectives.wire.reduces
+def test_supported_dtypes_are_summed(strategy, run, dtype):
+    assert tf.as_dtype(dtype) in strategy.collectives.dtypes.reduces
     for [total] in run(strategy, lambda c: c.all_reduce([tf.cast(mine(c, [1, 2, 3, 4]), dtype)], name="reduce")):
         assert total == sum(range(1, strategy.replicas + 1))
         assert tf.as_dtype(total.dtype) == tf.as_dtype(dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64"])
-def test_dtypes_of_the_wire_are_gathered(strategy, run, dtype):
-    wire = strategy.collectives.wire
-    assert {tf.as_dtype(dtype), wire.packed} <= wire.gathers
+def test_supported_dtypes_are_gathered(strategy, run, dtype):
+    dtypes = strategy.collectives.dtypes
+    assert {tf.as_dtype(dtype), dtypes.packed} <= dtypes.gathers
     for [whole] in run(strategy, lambda c: c.all_gather([tf.cast(mine(c, OTHERS), dtype)], name="gather")):
         np.testing.assert_array_equal(whole, OTHERS[: strategy.replicas].reshape(-1).astype(dtype))
 

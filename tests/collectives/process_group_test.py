@@ -145,7 +145,9 @@ def test_groups_are_declared_once():
     assert distinct_groups([[0, 1], [1, 0], [2], [0, 1, 2], [2, 1]], 3) == [(0, 1), (1, 2)]
     with pytest.raises(InputError, match=r"different ranks from 0 to 2. Received: \[0, 3\]"):
         distinct_groups([[0, 3]], 3)
-    with pytest.raises(InputError, match=r"Received: ranks \[0, 2\]; declared: \[0, 1\]. Add it: .*groups=\[\[0, 2\]"):
+    with pytest.raises(
+        InputError, match=r"Received: ranks \[0, 2\]; declared: \[0, 1\]. Add them: .*groups=\[\[0, 2\]"
+    ):
         declared_group({(0, 1): "it"}, [2, 0])
 
 

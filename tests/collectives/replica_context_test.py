@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tfdist.collectives import OneReplica, Recording, current, using
+from tfdist.collectives import OneReplica, RecordingCollectives, collectives_scope, current
 from tfdist.collectives.replica_context import ReplicaContextCollectives
 
 
@@ -43,8 +43,8 @@ def test_options_reach_the_engine(mirrored2, monkeypatch):
 
 
 def test_using_is_undone_even_by_an_error():
-    mine = Recording(OneReplica())
-    with pytest.raises(KeyError), using(mine):
+    mine = RecordingCollectives(OneReplica())
+    with pytest.raises(KeyError), collectives_scope(mine):
         assert current() is mine
         raise KeyError
     assert isinstance(current(), OneReplica)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import Collectives, OneReplica, Wire
+from tfdist.collectives import Collectives, OneReplica, SupportedDtypes
 from tfdist.collectives.interface import Op
 
 _DEADLINE = 300  # seconds that a rank waits for the others
@@ -47,8 +47,8 @@ class _Meeting:
 class _Thread(Collectives):
     """The collectives of one rank."""
 
-    def __init__(self, meeting: _Meeting, rank: int, size: int, wire: Wire):
-        self._meeting, self._rank, self.size, self.wire = meeting, rank, size, wire
+    def __init__(self, meeting: _Meeting, rank: int, size: int, dtypes: SupportedDtypes):
+        self._meeting, self._rank, self.size, self.dtypes = meeting, rank, size, dtypes
 
     @property
     def rank(self) -> int:
@@ -56,7 +56,7 @@ class _Thread(Collectives):
 
     def group(self, ranks: Sequence[int]) -> Collectives:
         chosen = self.check_ranks(ranks)
-        return _Thread(self._meeting.of(chosen), chosen.index(self._rank), len(chosen), self.wire)
+        return _Thread(self._meeting.of(chosen), chosen.index(self._rank), len(chosen), self.dtypes)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         self.check_message(tensors, to, tag)
@@ -73,7 +73,7 @@ class _Thread(Collectives):
         return [combine(tf.stack(each), axis=0) for each in zip(*everyone, strict=True)]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        assert {tensor.dtype for tensor in tensors} <= self.wire.gathers
+        assert {tensor.dtype for tensor in tensors} <= self.dtypes.gathers
         everyone = self._meeting.exchange(name, self._rank, list(tensors))
         return [tf.concat(each, axis=0) for each in zip(*everyone, strict=True)]
 
@@ -85,13 +85,13 @@ def run(
     packed: tf.DType = tf.uint8,
     native_all_to_all: bool = False,
 ) -> list[Any]:
-    """Returns the results of a function of each replica's collectives, called in a thread of each; see `Wire`."""
+    """Returns the results of a function of each replica's collectives, called in a thread of each; see `SupportedDtypes`."""
     meeting = _Meeting(replicas)
-    wire = Wire(OneReplica.wire.reduces, OneReplica.wire.gathers, packed, native_all_to_all)
+    dtypes = SupportedDtypes(OneReplica.dtypes.reduces, OneReplica.dtypes.gathers, packed, native_all_to_all)
 
     def one(rank: int) -> Any:
         try:
-            return function(_Thread(meeting, rank, replicas, wire))
+            return function(_Thread(meeting, rank, replicas, dtypes))
         except BaseException:
             meeting.abort()
             raise

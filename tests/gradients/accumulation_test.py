@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdist
 from tests.selection import quick
 from tfdist import testing
-from tfdist.collectives import Recording
+from tfdist.collectives import RecordingCollectives
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import accumulate_gradients
 
@@ -36,7 +36,7 @@ def test_nothing_is_sent_between_micro_steps(model, mirrored2, monkeypatch):
     """Four micro-steps send as many messages as one: the count of unmasked elements, then the sums."""
     case, sent = testing.Case(model=model, optimizer="sgd", steps=1), []
     for micro_steps in (1, 4):
-        recording = Recording(mirrored2.collectives)
+        recording = RecordingCollectives(mirrored2.collectives)
         with monkeypatch.context() as patch:
             patch.setattr(mirrored2, "collectives", recording)
             testing.run_case(mirrored2, case, accumulate_steps=micro_steps)

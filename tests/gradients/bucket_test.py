@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gradients.replicas import Runner
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Bucketed, Reducer, ReductionResult, Sum, plan
 from tfdist.gradients.bucket import BUCKET_ORDERS
@@ -48,7 +48,7 @@ def test_plan(specs, limits):
 def test_large_tensors_go_alone_and_uncopied():
     specs = [tf.TensorSpec([100], tf.float32), tf.TensorSpec([2], tf.float32), tf.TensorSpec([3], tf.float32)]
     assert plan(specs, small_bytes=400, bucket_bytes=4000) == [[2, 1], [0]]
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     tensors = [tf.ones(spec.shape, spec.dtype) for spec in specs]
     sums = Bucketed(Sum(), 400, 4000).reduce(tensors, [], recording, name="g").totals
     assert [(call.name, call.shapes) for call in recording.calls] == [("g/bucket0", ((5,),)), ("g/bucket1", ((100,),))]
@@ -146,7 +146,7 @@ def test_the_order_of_sending_changes_neither_sums_nor_state():
     tensors = [tf.random.stateless_normal([size], [1, size]) for size in sizes]
     results = {}
     for order in BUCKET_ORDERS:
-        recording = Recording(OneReplica())
+        recording = RecordingCollectives(OneReplica())
         bucketed = Bucketed(Counting(), small_bytes=1, bucket_bytes=1, order=order)
         state = [tf.constant(float(i)) for i, _ in enumerate(bucketed.state(tensor_specs(tensors)))]
         reduced = bucketed.reduce(tensors, state, recording, name="x")

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.distribution.strategy import State
 from tfdist.gradients import PartitionedReducer, Reducer, ReductionResult, Sum
 
@@ -42,7 +42,7 @@ def test_states_are_those_of_the_partitions_in_their_order():
 
 
 def test_a_partition_without_tensors_sends_nothing_and_names_are_unique():
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     PARTITIONED.reduce(TENSORS, [tf.constant(0.0)] * 4, recording, name="g")
     assert [call.name for call in recording.calls] == ["g/partition0", "g/partition1", "g/partition2"]
     assert [len(call.shapes) for call in recording.calls] == [2, 1, 2]

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.collectives import threads
-from tfdist.collectives import Collectives, Recording
+from tfdist.collectives import Collectives, RecordingCollectives
 from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Reducer, ReductionResult
 
@@ -34,7 +34,7 @@ class Runner:
     def __init__(self, strategy: Strategy, reducer: Reducer, tensors: Sequence[np.ndarray]):
         """Takes tensors like those of a step, each [replicas, ...]."""
         self._strategy, self._reducer, self._tensors = strategy, reducer, tensors
-        self._recording = Recording(strategy.collectives)
+        self._recording = RecordingCollectives(strategy.collectives)
         self._step = tf.function(self._traced, autograph=False)
 
     def initial(self) -> list[np.ndarray]:
@@ -69,11 +69,11 @@ class Runner:
 
 def on_threads(
     reducer: Reducer, gradients: Sequence[Sequence[np.ndarray]], **how: Any
-) -> tuple[list[Step], list[Recording]]:
+) -> tuple[list[Step], list[RecordingCollectives]]:
     """Returns the steps with lists of tensors [replicas, ...], and the calls of each replica; how: see `threads.run`."""
 
-    def replica(collectives: Collectives) -> tuple[list[ReductionResult], Recording]:
-        recording, made = Recording(collectives), []
+    def replica(collectives: Collectives) -> tuple[list[ReductionResult], RecordingCollectives]:
+        recording, made = RecordingCollectives(collectives), []
         state = initial(reducer, [x[0] for x in gradients[0]])
         for number, tensors in enumerate(gradients):
             mine = [tf.constant(x[collectives.rank]) for x in tensors]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdist
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.gradients import Bucketed, ErrorFeedback, LossScale, Sum
 from tfdist.gradients.reducer import SparseRows
 
@@ -44,7 +44,7 @@ def test_one_replica(indices, dtype):
 
 def reduce_on(strategy, reducer, indices, values, rows, state=()):
     """Returns totals, sent, state and witnesses by replica, and the calls of one replica; values: [replicas, n, ...]."""
-    recording = Recording(strategy.collectives)
+    recording = RecordingCollectives(strategy.collectives)
     dense = np.ones((3,), "float32")
 
     @tf.function(autograph=False)
@@ -98,7 +98,7 @@ def test_a_row_that_is_not_finite_is_seen_by_all(mirrored4, bad, rows):
 
 def test_payload():
     """With a known number of rows (eagerly): each index is sent once, and their count."""
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     indices = np.array([7, 7, 7, 2], "int64")
     SparseRows(Sum()).reduce([slices(indices, np.ones((4, *WIDTH), "float32"))], [], recording, name="g")
     assert recording.payload_bytes == 2 * (6 * 4 + 4) + 4
@@ -106,7 +106,7 @@ def test_payload():
 
 @pytest.mark.parametrize("rows", [None, 9], ids=["unknown", "too many"])
 def test_dense_where_rows_would_send_more(rows):
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
 
     @tf.function(input_signature=[tf.TensorSpec([rows], tf.int32), tf.TensorSpec([rows, 1], tf.float32)])
     def step(indices, values):

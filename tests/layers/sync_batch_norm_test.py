@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.collectives import OneReplica, Recording, using
+from tfdist.collectives import OneReplica, RecordingCollectives, collectives_scope
 from tfdist.layers import SyncBatchNormalization
 
 RANDOM = np.random.default_rng(0)
@@ -97,16 +97,16 @@ def test_digits_where_the_mean_is_large(mirrored2, single):
 
 def test_messages_are_as_documented():
     """For C channels and N replicas: 2 C + 1 numbers forward, N (2 C + 1) backward; nothing in inference."""
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     layer = SyncBatchNormalization()
     x = tf.ones([4, 5])
-    with using(recording), tf.GradientTape() as tape:
+    with collectives_scope(recording), tf.GradientTape() as tape:
         tape.watch(x)
         outputs = layer(x, training=True)
         tape.gradient(outputs, x)
     assert [call.operation for call in recording.calls] == ["all_gather", "reduce_scatter"]
     assert recording.payload_bytes == 2 * 4 * (2 * 5 + 1)
-    with using(recording):
+    with collectives_scope(recording):
         layer(x, training=False)
     assert len(recording.calls) == 2
 

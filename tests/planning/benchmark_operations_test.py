@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tfdist.collectives import Recording
+from tfdist.collectives import RecordingCollectives
 from tfdist.errors import InputError
 from tfdist.planning.benchmark_results import TRAFFIC
 from tfdist.planning.benchmark_timing import OPERATIONS, check_dtype
@@ -31,7 +31,7 @@ def test_sizes_are_of_whole_elements_and_equal_parts(name, size, elements):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_calls_its_own_operation(name, mirrored2):
-    recording = Recording(mirrored2.collectives)
+    recording = RecordingCollectives(mirrored2.collectives)
     handed_over, size = OPERATIONS[name].elements(64, 4, 2)
 
     @tf.function(autograph=False)

@@ -54,8 +54,8 @@ def test_parts():
     assert (
         collectives.__all__
         == """
-        RecordedCall Collectives OneReplica Op Recording NoCommunication Wire all_gather all_reduce current
-        gather_rows using
+        RecordedCall Collectives OneReplica Op RecordingCollectives NoCommunication SupportedDtypes all_gather all_reduce
+        current gather_rows collectives_scope
     """.split()
     )
     assert (

@@ -32,7 +32,7 @@ NOT_PARTITIONED = re.compile("assign|Apply|element_shape=-1|map_fn|complex|row_w
 class _InterpretedCollectives(Collectives):
     """Collectives of a graph that `Replicas` computes: their calls are IdentityN operations with names of their own."""
 
-    wire = ReplicaContextCollectives.wire
+    dtypes = ReplicaContextCollectives.dtypes
 
     def __init__(self, size: int, rank: tf.Tensor):
         self.size, self._rank = size, rank

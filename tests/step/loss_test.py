@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import keras_internals
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.step import loss
 
 ROWS = 13
@@ -201,7 +201,7 @@ def test_evaluation_loss(case, mirrored4, float64):
 def test_denominators_are_asked_for_only_where_they_depend_on_the_data(single, float64, case, messages):
     make, options, batch = CASES[case]
     model = compiled(single, make, options, batch)
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     x, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(tf.constant, batch))
     loss.totals(loss.terms(model, y, model(x), weight), ROWS, recording)
     assert [call.operation for call in recording.calls] == ["all_reduce"] * messages

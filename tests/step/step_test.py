@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import models
-from tfdist.collectives import Recording
+from tfdist.collectives import RecordingCollectives
 from tfdist.data import ArraySource, Pipeline
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.compiled_loop import compile_loop
@@ -81,7 +81,7 @@ def test_the_whole_step_compiles_with_xla(single, monkeypatch, name):
 def test_the_loop_is_traced_once_and_sends_one_message(mirrored2, monkeypatch):
     """For any number of steps; the loss is sent with the gradients."""
     data = (IMAGES, np.arange(8) % 5)
-    monkeypatch.setattr(mirrored2, "collectives", Recording(mirrored2.collectives))
+    monkeypatch.setattr(mirrored2, "collectives", RecordingCollectives(mirrored2.collectives))
     model, step = make(mirrored2, "mlp(hidden=(4,))", (6, 6, 1), data)
     iterator = mirrored2.distribute(Pipeline(ArraySource(data), 4, seed=0).dataset)
     loop: Any = compile_loop(step, mirrored2)

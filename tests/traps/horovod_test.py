@@ -77,7 +77,7 @@ def test_a_loop_makes_its_operations_once(ranks: list[dict[str, Any]]) -> None:
 def test_its_operations_take_no_bfloat16(ranks: list[dict[str, Any]]) -> None:
     """Guards: Horovod's operations have no bfloat16, over whichever library, neither to sum nor to move.
 
-    What depends on it: `wire` of tfdist/collectives/horovod.py; tfdist sends 16 bits as bytes and sums them in float32.
+    What depends on it: `dtypes` of tfdist/collectives/horovod.py; tfdist sends 16 bits as bytes and sums them in float32.
     """
     for rank in ranks:
         assert set(rank["bfloat16"]) == {"allreduce", "allgather", "alltoall", "broadcast", "reducescatter"}

@@ -97,7 +97,7 @@ class Checkpoints:
 class Saver:
     """Saves a run between calls of the compiled loop; the base class saves nothing."""
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         """Returns the next step at which a call of the compiled loop must end; None if there is no constraint."""
         return None
 
@@ -145,7 +145,7 @@ class _PeriodicSaver(Saver):
         self._step = -1  # the last step for which `save_if_due` was called
         self._last_request = time.monotonic()
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         return min((step - step % every + every for every in self._step_intervals), default=None)
 
     def begin(self, end: int) -> None:

@@ -54,7 +54,7 @@ class ByteTransfer:
         """Initializes the transfer without compiling anything; raises `InputError` as `check_can_transfer` does."""
         check_can_transfer(strategy)
         self._strategy = strategy
-        self._word_dtype = strategy.collectives.wire.packed
+        self._word_dtype = strategy.collectives.dtypes.packed
         self._local_replicas = len(strategy.local_replicas)
         self.max_bytes = max(_MAX_BYTES_AT_ONCE // strategy.replicas, 1 << 10)
         self._function: Any = None  # traced by the first call

@@ -35,7 +35,7 @@ from tfdist.config.spec import unique_names
 from tfdist.distribution.strategy import Read, Strategy
 from tfdist.distribution.tf_distribute import strip_counters
 from tfdist.errors import InputError
-from tfdist.parameter_server.keyed_rows import keyed_layers
+from tfdist.parameter_server.dynamic_embedding_tables import keyed_layers
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.synchronization import WeightSynchronizer
 

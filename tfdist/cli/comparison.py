@@ -36,7 +36,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip
 from tfdist.gradients.compression import EXACT
-from tfdist.parameter_server.keyed_rows import keyed_layers
+from tfdist.parameter_server.dynamic_embedding_tables import keyed_layers
 from tfdist.parameter_server.pushed_gradients import PushReducer
 from tfdist.parameter_server.servers import BY_ROWS
 from tfdist.parameter_server.table_rows import split
@@ -113,7 +113,7 @@ class ReplayLoop:
         )
 
     def __call__(
-        self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
+        self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_gradient_norm: tf.Tensor
     ) -> LoopResult:
         """Replays the updates of these steps."""
         first, count = int(first_step), int(steps)
@@ -124,7 +124,10 @@ class ReplayLoop:
         for update in self._replay.updates[first : first + count]:
             if update.factor:  # otherwise the update was dropped, or not finite
                 step = update.ticket - first
-                losses[step], is_counted[step] = self._repeat(update, batches[step], snapshots, with_norm), True
+                losses[step], is_counted[step] = (
+                    self._repeat(update, batches[step], snapshots, with_gradient_norm),
+                    True,
+                )
             snapshots[update.version + 1] = self._snapshot()
         return LoopResult(
             losses=tf.constant(losses, keras.config.floatx()),
@@ -139,7 +142,7 @@ class ReplayLoop:
         )
 
     def _repeat(
-        self, update: Update, parts: Sequence[Any], snapshots: Mapping[int, _Snapshot], with_norm: tf.Tensor
+        self, update: Update, parts: Sequence[Any], snapshots: Mapping[int, _Snapshot], with_gradient_norm: tf.Tensor
     ) -> float:
         """Repeats an update, given the parts of its batch and the snapshots of all versions; returns the loss."""
         servers, weight_count = len(update.versions) // len(update.workers), len(self._step.variables)
@@ -149,7 +152,7 @@ class ReplayLoop:
             self._assign(read)
             self._set_worker(worker, update.loss_scale)
             part = parts[worker if self._replay.batch_parts > 1 else 0]
-            results.append(self._compute(part, tf.constant(update.ticket, tf.int64), with_norm))
+            results.append(self._compute(part, tf.constant(update.ticket, tf.int64), with_gradient_norm))
             self._state_by_worker[worker] = [value.numpy() for value in results[-1].state]
             all_states.append([variable.numpy() for variable in self._variables[weight_count:]])
         states = [_mean(values) for values in zip(*all_states, strict=True)]
@@ -358,8 +361,8 @@ def verify(session: Session, print_line: Callable[[str], None]) -> dict[str, Any
     rows = [(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, reference_calls, lines, strict=True)]
     largest = max(difference for _, _, _, difference, *_ in rows)
     result = {
-        "strategy": session.detection.strategy,
-        "reason": session.detection.reason,
+        "strategy": session.strategy_choice.strategy,
+        "reason": session.strategy_choice.reason,
         "processes": strategy.cluster.size,
         "replicas": strategy.batch_parts,
         "equal": replicas_equal and largest <= limit,
@@ -525,7 +528,7 @@ def _zero_gradient_paths(session: Session, reference: Trainer) -> set[str]:
 def _print_header(
     session: Session, model: keras.Model, differing_layers: list[str], limit: float, print_line: Callable[[str], None]
 ) -> None:
-    print_line(f"{session.detection.reason}")
+    print_line(f"{session.strategy_choice.reason}")
     for path in differing_layers:
         print_line(
             f"Differs by design: {path} uses random numbers or statistics of each replica, so results are not equal."

@@ -13,7 +13,7 @@ from tfdist.config.conflicts import check_strategy
 from tfdist.config.data_set_files import check_files
 from tfdist.config.strategy_registry import AUTO, strategy_declaration
 from tfdist.coordination import job_token
-from tfdist.distribution.strategy_selection import Detection, detect
+from tfdist.distribution.strategy_selection import StrategyChoice, detect
 
 
 class ProcessContext(NamedTuple):
@@ -21,7 +21,9 @@ class ProcessContext(NamedTuple):
 
     environment: Mapping[str, str]  # environment variables, some of them replaced by flags
     cluster: Cluster  # the position of this process in the job
-    detection: Detection | None = None  # the chosen strategy and the reason; None if the choice requires TensorFlow
+    strategy_choice: StrategyChoice | None = (
+        None  # the chosen strategy and the reason; None if the choice requires TensorFlow
+    )
 
 
 def detect_context(config: Any, environment: Mapping[str, str] = os.environ) -> ProcessContext:
@@ -39,13 +41,13 @@ def check_cluster(config: Any, context: ProcessContext) -> ProcessContext:
     """
     if ":" in config.strategy or (config.strategy == AUTO and not config.devices):
         return context  # the declaration of a user's strategy, or the number of devices, requires TensorFlow
-    detection = detect(context.environment, config.strategy, config.devices, cluster=context.cluster)
-    strategy = strategy_declaration(detection.strategy)
+    strategy_choice = detect(context.environment, config.strategy, config.devices, cluster=context.cluster)
+    strategy = strategy_declaration(strategy_choice.strategy)
     if strategy.name != config.strategy:  # otherwise it is checked with the other flags
         check_strategy(config, strategy)
     if strategy.check_cluster:
         strategy.check_cluster(config, context.cluster)
-    return context._replace(detection=detection)
+    return context._replace(strategy_choice=strategy_choice)
 
 
 def check_data(config: Any, context: ProcessContext) -> None:

@@ -18,15 +18,15 @@ from tfdist.config.fields import field_names, replace_fields
 from tfdist.coordination import Group, PeerFailureHandler
 from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.strategy_selection import Detection, detect
+from tfdist.distribution.strategy_selection import StrategyChoice, detect
 from tfdist.errors import Preempted
 from tfdist.reporting.environment import versions
 
 
-def choose(config: Any, context: ProcessContext) -> Detection:
+def choose(config: Any, context: ProcessContext) -> StrategyChoice:
     """Returns the context's choice of strategy; makes the choice if the context has none."""
-    if context.detection:
-        return context.detection
+    if context.strategy_choice:
+        return context.strategy_choice
     devices = config.devices or max(len(tf.config.list_physical_devices("GPU")), 1)
     return detect(context.environment, config.strategy, devices, declaration(config.strategy), context.cluster)
 
@@ -34,11 +34,11 @@ def choose(config: Any, context: ProcessContext) -> Detection:
 def start_strategy(config: Any) -> Strategy:
     """Starts the configured strategy for the rest of a program, which may handle lost ranks itself."""
     context = detect_context(config)
-    detection = choose(config, context)
-    options = _options(config, detection)
+    strategy_choice = choose(config, context)
+    options = _options(config, strategy_choice)
     if options.get("communication") == "auto":  # the engine's default, as in `load_strategy`
         del options["communication"]
-    return start(detection, config.start_timeout_seconds, context.environment, options)
+    return start(strategy_choice, config.start_timeout_seconds, context.environment, options)
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def running_strategy(
     context: ProcessContext | None = None,
     end_timeout_seconds: float = math.inf,
     more_options: Mapping[str, Any] = MappingProxyType({}),
-) -> Iterator[tuple[Any, Detection, Strategy]]:
+) -> Iterator[tuple[Any, StrategyChoice, Strategy]]:
     """Starts the strategy and checks that all processes have the same flags and versions.
 
     The outcome of the body is reported to the other processes. If one of them is lost, this process exits with code 5.
@@ -58,26 +58,28 @@ def running_strategy(
       The configuration, with the name of the strategy instead of "auto"; this name and the reason for the choice; the strategy.
     """
     context = context or detect_context(config)
-    detection = choose(config, context)
-    config = replace_fields(config, strategy=detection.strategy)
-    if not context.detection:  # else the flags have been checked
-        check_strategy(config, declaration(detection.strategy))
-    options = {**_options(config, detection), **more_options}
+    strategy_choice = choose(config, context)
+    config = replace_fields(config, strategy=strategy_choice.strategy)
+    if not context.strategy_choice:  # else the flags have been checked
+        check_strategy(config, declaration(strategy_choice.strategy))
+    options = {**_options(config, strategy_choice), **more_options}
     # Lost peers are handled as soon as the group has started, because an engine may wait forever for a lost peer at startup.
     with ExitStack() as stack:
 
         def handle_failures(group: Group, cluster: Cluster) -> None:
             stack.enter_context(PeerFailureHandler(group, cluster))
 
-        strategy = start(detection, config.start_timeout_seconds, context.environment, options, handle_failures)
+        strategy = start(strategy_choice, config.start_timeout_seconds, context.environment, options, handle_failures)
         per_process = field_names(config, "per_process")
         shared_flags = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
         if strategy.communication:
-            detection = dataclasses.replace(detection, reason=f"{detection.reason} {strategy.communication}")
+            strategy_choice = dataclasses.replace(
+                strategy_choice, reason=f"{strategy_choice.reason} {strategy.communication}"
+            )
         strategy.group.agree("flags", shared_flags)
         strategy.group.agree("versions", versions(), "version of ")
         try:
-            yield config, detection, strategy
+            yield config, strategy_choice, strategy
         except Preempted:
             strategy.group.barrier("end", deadline=end_timeout_seconds)
             raise
@@ -86,11 +88,11 @@ def running_strategy(
     strategy.close()
 
 
-def _options(config: Any, detection: Detection) -> dict[str, Any]:
+def _options(config: Any, strategy_choice: StrategyChoice) -> dict[str, Any]:
     """Returns the options that a strategy's constructor takes; a user-defined strategy keeps its own defaults."""
-    parameters = inspect.signature(strategy_class(detection.strategy)).parameters
+    parameters = inspect.signature(strategy_class(strategy_choice.strategy)).parameters
     options = {name: getattr(config, name) for name in field_names(config, "is_option") if name in parameters}
-    if ":" in detection.strategy:
+    if ":" in strategy_choice.strategy:
         defaults = {field.name: field.default for field in dataclasses.fields(config)}
         options = {
             name: value
@@ -98,7 +100,7 @@ def _options(config: Any, detection: Detection) -> dict[str, Any]:
             if value != defaults[name] or parameters[name].default is inspect.Parameter.empty
         }
     if "groups" in parameters and hasattr(config, "sync"):
-        options["groups"] = config.parsed.sync.groups(detection.cluster.size)
+        options["groups"] = config.parsed.sync.groups(strategy_choice.cluster.size)
     return options
 
 

@@ -38,7 +38,7 @@ from tfdist.data.batch_schedule import GLOBAL
 from tfdist.data.row_partition import apportion
 from tfdist.distribution.factory import declaration
 from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.strategy_selection import Detection
+from tfdist.distribution.strategy_selection import StrategyChoice
 from tfdist.errors import InputError, WriteError, count_of, describe_error, one_line
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check as check_compression
@@ -117,7 +117,7 @@ class Session:
     """The strategy and the data of a command after startup."""
 
     config: Any
-    detection: Detection
+    strategy_choice: StrategyChoice
     strategy: Strategy
     data: data.DataSet
 
@@ -132,13 +132,13 @@ def open_session(config: TrainConfig, context: ProcessContext | None = None) -> 
     check_compression(config.compression)  # reports invalid values before anything starts
     _gradient_options(config)
     parse_augmentations(config.augment)
-    with open_strategy.running_strategy(config, context) as (config, detection, strategy):
+    with open_strategy.running_strategy(config, context) as (config, strategy_choice, strategy):
         # With elastic_batch=replica, the size depends on the initial number of replicas. Clients' batches are not divided.
         if config.elastic_batch == GLOBAL and not config.parsed.sync.trains_clients:
             strategy.check_batch_size(config.batch_size, config.accumulate_steps)
         data_set = data.load(config.dataset, config.data_dir)
         data_set = dataclasses.replace(data_set, train=data.augmented(data_set.train, config.augment))
-        yield Session(config, detection, strategy, data_set)
+        yield Session(config, strategy_choice, strategy, data_set)
 
 
 def with_clients(session: Session) -> Session:
@@ -548,7 +548,7 @@ def open_run(
         checkpoints, ledger = _begin(session, config, origin, trainer, stack)
         resumed_from = trainer.train_state.resumed_from
         stack.enter_context(python_logging.setup(rank, directory.log(rank)))
-        _log.info("%s", session.detection.reason, extra=python_logging.ONLY_IN_FILE)
+        _log.info("%s", session.strategy_choice.reason, extra=python_logging.ONLY_IN_FILE)
         if resumed_from:
             _log.info("Resuming from %s.", resumed_from, extra=python_logging.ONLY_IN_FILE)
         # A terminal has already shown this as a status.
@@ -566,7 +566,7 @@ def open_run(
             reporter=reporter,
             profile=profile,
             ledger=ledger,
-            strategy_reason=session.detection.cause,
+            strategy_reason=session.strategy_choice.cause,
             record_all_reduce_table=lambda table: directory.write(directory.all_reduce_table, table.encode()),
             record_timelines=lambda timelines: directory.write(directory.timeline, timeline.png(timelines)),
             description={"output": str(directory.path), "resuming": f"from {resumed_from}" if resumed_from else ""},
@@ -664,7 +664,7 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     result: dict[str, Any] = {
         "flags": dataclasses.asdict(config),
         "strategy": config.strategy,
-        "reason": session.detection.reason,
+        "reason": session.strategy_choice.reason,
         "processes": strategy.cluster.size,
         "hosts": host_names,
         "replicas": parts,

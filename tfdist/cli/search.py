@@ -180,7 +180,7 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
             _check_directory(folder)
         trainer = training.make_trainer(session, strategy)
         with python_logging.setup(strategy.cluster.rank, folder / f"rank-{strategy.cluster.rank}.log"):
-            _log.info("%s", session.detection.reason)
+            _log.info("%s", session.strategy_choice.reason)
             _log.info("Trying %d learning rates from %g to %g.", search.steps, search.min, search.max)
             result = find_learning_rate(
                 trainer,

@@ -24,7 +24,7 @@ from tfdist.config.trained_config import TrainedConfig
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, Examples
 from tfdist.errors import CheckpointError, InputError, one_line
-from tfdist.parameter_server.keyed_rows import keyed_layers
+from tfdist.parameter_server.dynamic_embedding_tables import keyed_layers
 from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
 from tfdist.trainer.trainer import Trainer

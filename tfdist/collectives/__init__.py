@@ -4,9 +4,9 @@ All operations take and return lists of tensors. Messages between processes outs
 `tfdist.coordination`.
 """
 
-from tfdist.collectives.differentiable import OneReplica, all_gather, all_reduce, current, using
-from tfdist.collectives.forwarding import NoCommunication, RecordedCall, Recording
-from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.collectives.differentiable import OneReplica, all_gather, all_reduce, collectives_scope, current
+from tfdist.collectives.forwarding import NoCommunication, RecordedCall, RecordingCollectives
+from tfdist.collectives.interface import Collectives, Op, SupportedDtypes
 from tfdist.collectives.rows import gather_rows
 
 __all__ = [
@@ -14,12 +14,12 @@ __all__ = [
     "Collectives",
     "OneReplica",
     "Op",
-    "Recording",
+    "RecordingCollectives",
     "NoCommunication",
-    "Wire",
+    "SupportedDtypes",
     "all_gather",
     "all_reduce",
     "current",
     "gather_rows",
-    "using",
+    "collectives_scope",
 ]

@@ -29,7 +29,7 @@ def send_receive(collectives: Collectives, tensor: tf.Tensor, partner: int, name
     An engine with a native all-to-all also gathers in one message, in both directions at the same time, whereas a send and a
     receive would be sequential. On other engines, a gather needs an additional message with each rank's number of rows.
     """
-    if not collectives.wire.native_all_to_all:
+    if not collectives.dtypes.native_all_to_all:
         collectives.send([tensor], partner, tag=name)
         return receive(collectives, tensor, partner, name)
     pair = collectives.group(sorted((collectives.static_rank, partner)))
@@ -282,7 +282,7 @@ class TunedCollectives(ForwardingCollectives):
         return [results[i] for i in range(len(tensors))]
 
     def _is_supported(self, tensor: tf.Tensor, op: Op) -> bool:
-        dtypes = self.wire.reduces & self.wire.gathers
+        dtypes = self.dtypes.reduces & self.dtypes.gathers
         is_supported = tensor.dtype.is_floating and tensor.dtype in dtypes and op != "max"
         return is_supported and tensor.shape.is_fully_defined() and not tf.executing_eagerly()
 

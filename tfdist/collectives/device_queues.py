@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.interface import COMBINE, Collectives, Op, Wire
+from tfdist.collectives.interface import COMBINE, Collectives, Op, SupportedDtypes
 from tfdist.collectives.replica_context import prevent_gradient
 
 _unique = itertools.count()
@@ -65,9 +65,9 @@ class DeviceGroup(Collectives):
 
     rank: int = 0
 
-    def __init__(self, ranks: Sequence[int], rank: int, wire: Wire, queues: Queues):
+    def __init__(self, ranks: Sequence[int], rank: int, dtypes: SupportedDtypes, queues: Queues):
         """Initializes the collectives of the replica with index `rank` in `ranks`."""
-        self.size, self.rank, self.wire = len(ranks), rank, wire
+        self.size, self.rank, self.dtypes = len(ranks), rank, dtypes
         self._ranks, self._queues = tuple(ranks), queues
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
@@ -79,7 +79,7 @@ class DeviceGroup(Collectives):
 
     def group(self, ranks: Sequence[int]) -> "DeviceGroup":
         members = self.check_ranks(ranks)
-        return DeviceGroup([self._ranks[rank] for rank in members], members.index(self.rank), self.wire, self._queues)
+        return DeviceGroup([self._ranks[rank] for rank in members], members.index(self.rank), self.dtypes, self._queues)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         message = [tf.convert_to_tensor(tensor) for tensor in tensors]

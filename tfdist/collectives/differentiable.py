@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.interface import Collectives, Op, Wire
+from tfdist.collectives.interface import Collectives, Op, SupportedDtypes
 from tfdist.keras_internals import context_value
 
 _ALL_DTYPES = frozenset(
@@ -29,7 +29,7 @@ class OneReplica(Collectives):
 
     size = 1
     rank = 0
-    wire = Wire(reduces=_ALL_DTYPES, gathers=_ALL_DTYPES, packed=tf.uint8)
+    dtypes = SupportedDtypes(reduces=_ALL_DTYPES, gathers=_ALL_DTYPES, packed=tf.uint8)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         return list(tensors)
@@ -47,7 +47,7 @@ def current() -> Collectives:
     return _current.get()
 
 
-def using(collectives: Collectives) -> contextlib.AbstractContextManager[None]:
+def collectives_scope(collectives: Collectives) -> contextlib.AbstractContextManager[None]:
     """Context in which `current` returns `collectives`; a strategy enters it in each replica function, in its thread."""
     return context_value(_current, collectives)
 

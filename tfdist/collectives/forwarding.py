@@ -16,7 +16,7 @@ class ForwardingCollectives(Collectives):
     def __init__(self, inner: Collectives):
         self._inner = inner
         self.size = inner.size
-        self.wire = inner.wire
+        self.dtypes = inner.dtypes
 
     def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:
         """Forwards a collective operation, the name of a method of `Collectives`."""
@@ -143,7 +143,7 @@ class RecordedCall:
         return sum(size * dtype.size for size, dtype in zip(sizes, self.dtypes, strict=True))
 
 
-class Recording(ForwardingCollectives):
+class RecordingCollectives(ForwardingCollectives):
     """Collectives that record the calls made through them and through their groups. Splits do not count as payload.
 
     Attributes:
@@ -168,11 +168,11 @@ class Recording(ForwardingCollectives):
         """Whether the shape of a traced call was unknown and may change from step to step."""
         return any(None in shape for call in self.calls for shape in call.shapes)
 
-    def group(self, ranks: Sequence[int]) -> "Recording":
+    def group(self, ranks: Sequence[int]) -> "RecordingCollectives":
         """See base class. The calls of the group are added to `calls`."""
         outer_ranks = self._outer_ranks(self.check_ranks(ranks))
         has_all_ranks = self._ranks is None and outer_ranks == tuple(range(self.size))
-        return Recording(self._inner.group(ranks), self.calls, None if has_all_ranks else outer_ranks)
+        return RecordingCollectives(self._inner.group(ranks), self.calls, None if has_all_ranks else outer_ranks)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         self.check_message(tensors, to, tag)

@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from tfdist.collectives.differentiable import OneReplica
-from tfdist.collectives.interface import COMBINE, Collectives, Op, Wire, to_transferable
+from tfdist.collectives.interface import COMBINE, Collectives, Op, SupportedDtypes, to_transferable
 from tfdist.collectives.no_constant_folding import hide_constant, runtime_zero, wait_for_tensors
 from tfdist.collectives.process_groups import NO_SETS, Ranks, declared_group
 from tfdist.collectives.replica_context import prevent_gradient
@@ -28,7 +28,7 @@ class HorovodCollectives(Collectives):
     rank: int = 0
     _floats = frozenset([tf.float16, tf.float32, tf.float64])
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
-    wire = Wire(
+    dtypes = SupportedDtypes(
         reduces=_floats | {tf.int32, tf.int64},
         gathers=_floats | _integers | {tf.bool},
         packed=tf.uint8,

@@ -17,7 +17,7 @@ COMBINE: dict[Op, Callable[..., tf.Tensor]] = {"sum": tf.reduce_sum, "mean": tf.
 
 
 @dataclasses.dataclass(frozen=True)
-class Wire:
+class SupportedDtypes:
     """The dtypes that an engine supports; packed bytes are bitcast to one of them.
 
     Attributes:
@@ -58,11 +58,11 @@ class Collectives(abc.ABC):
 
     Attributes:
       size: the number of replicas in the group, a Python int.
-      wire: the dtypes that the engine supports.
+      dtypes: the dtypes that the engine supports.
     """
 
     size: int
-    wire: Wire
+    dtypes: SupportedDtypes
 
     @property
     @abc.abstractmethod
@@ -108,7 +108,7 @@ class Collectives(abc.ABC):
         both ranks must exchange the message in the same iteration.
 
         Args:
-          tensors: tensors of static shapes, of dtypes in `wire.sends`.
+          tensors: tensors of static shapes, of dtypes in `dtypes.sends`.
           to: rank of the receiver.
           tag: name of the message, unique in a step for each pair of sender and receiver.
 
@@ -177,7 +177,7 @@ class Collectives(abc.ABC):
         """Combines each tensor elementwise over the replicas.
 
         Args:
-          tensors: tensors of any shapes, equal on every replica, of dtypes in `wire.reduces`.
+          tensors: tensors of any shapes, equal on every replica, of dtypes in `dtypes.reduces`.
           op: "sum", "mean" or "max".
           name: name of the call, the same on every replica.
 
@@ -192,7 +192,7 @@ class Collectives(abc.ABC):
         First dims may differ between replicas and may be 0. Cost: n (N - 1) sent.
 
         Args:
-          tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`; their other dims are equal on every replica.
+          tensors: tensors of rank 1 or more, of dtypes in `dtypes.gathers`; their other dims are equal on every replica.
           name: name of the call, the same on every replica.
         """
 
@@ -221,7 +221,7 @@ class Collectives(abc.ABC):
         implementation sends each part only to its receiver: at most n.
 
         Args:
-          tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`; their other dims are equal on every replica.
+          tensors: tensors of rank 1 or more, of dtypes in `dtypes.gathers`; their other dims are equal on every replica.
           name: name of the call, the same on every replica.
           splits: number of rows of each tensor for replica 0, 1, ...: int32, [N], each at least 0, with a sum equal to
             the first dim of every tensor. They may differ between replicas. None means N equal parts, of the same size on
@@ -305,7 +305,7 @@ CARRIERS = dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.i
 
 def to_transferable(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
     """Casts a tensor to a dtype that the engine can gather and broadcast; casting back is exact."""
-    if tensor.dtype in collectives.wire.gathers:
+    if tensor.dtype in collectives.dtypes.gathers:
         return tensor
     return tf.cast(tensor, CARRIERS.get(tensor.dtype, tensor.dtype))
 

@@ -118,7 +118,7 @@ class ProcessGroup(Collectives):
     """The collectives of some processes; usable inside `strategy.run`."""
 
     rank: int = 0
-    wire = ReplicaContextCollectives.wire
+    dtypes = ReplicaContextCollectives.dtypes
 
     def __init__(self, ranks: Ranks, rank: int, groups: ProcessGroups):
         """Initializes the collectives of `ranks`, in ascending order; `rank` is the index of this process among them."""

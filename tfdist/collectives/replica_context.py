@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.interface import Collectives, Op, Wire, call_by_dtype
+from tfdist.collectives.interface import Collectives, Op, SupportedDtypes, call_by_dtype
 
 
 def prevent_gradient(tensors: Sequence[tf.Tensor], operation: str) -> list[tf.Tensor]:
@@ -34,7 +34,7 @@ class ReplicaContextCollectives(Collectives):
     different numbers of rows costs as much as if every replica had the largest number.
     """
 
-    wire = Wire(
+    dtypes = SupportedDtypes(
         reduces=frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64]),
         gathers=frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64]),
         packed=tf.int32,

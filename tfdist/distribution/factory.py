@@ -16,7 +16,7 @@ from tfdist.config.spec import load_object
 from tfdist.config.strategy_registry import AUTO, Declaration, JobOptions, TrainerOptions, strategy_declaration
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.strategy_selection import Detection, detect
+from tfdist.distribution.strategy_selection import StrategyChoice, detect
 from tfdist.errors import InputError, names_arguments, nearest
 
 _strategies: list[weakref.ref[Strategy]] = []
@@ -55,15 +55,15 @@ def load_strategy(
         for name, value in options.items()
     }
     variables = os.environ if environment is None else environment
-    detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
-    if unknown := find_rejected_option(options, declaration(detection.strategy)):
+    strategy_choice = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
+    if unknown := find_rejected_option(options, declaration(strategy_choice.strategy)):
         option, rule = unknown
         raise InputError(f"{rule} Received: {flag_text(option, options[option])}.")
-    return start(detection, start_timeout_seconds, variables, options)
+    return start(strategy_choice, start_timeout_seconds, variables, options)
 
 
 def start(
-    detection: Detection,
+    strategy_choice: StrategyChoice,
     start_timeout_seconds: float,
     environment: Mapping[str, str],
     options: Mapping[str, Any],
@@ -80,10 +80,10 @@ def start(
         on_join(group, cluster)
         return group
 
-    if "start_timeout_seconds" in inspect.signature(strategy_class(detection.strategy)).parameters:
+    if "start_timeout_seconds" in inspect.signature(strategy_class(strategy_choice.strategy)).parameters:
         options = {**options, "start_timeout_seconds": start_timeout_seconds}
     quiet_tensorflow.detect_devices()
-    strategy = create(detection.strategy, detection.cluster, join_group, options)
+    strategy = create(strategy_choice.strategy, strategy_choice.cluster, join_group, options)
     _strategies.append(weakref.ref(strategy))
     return strategy
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
-from tfdist.collectives import Collectives, using
+from tfdist.collectives import Collectives, collectives_scope
 from tfdist.collectives.all_reduce_algorithms import TunedCollectives
 from tfdist.config.strategy_registry import Declaration
 from tfdist.coordination import Group
@@ -615,7 +615,12 @@ class Strategy:
 
         @tf.autograph.experimental.do_not_convert
         def call(*args: Any) -> Any:
-            with replica_context(), using(self.collectives), self.in_use(), keras_internals.one_device_losses():
+            with (
+                replica_context(),
+                collectives_scope(self.collectives),
+                self.in_use(),
+                keras_internals.one_device_losses(),
+            ):
                 return function(*restore_none(args))
 
         return call

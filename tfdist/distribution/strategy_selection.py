@@ -16,7 +16,7 @@ from tfdist.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class Detection:
+class StrategyChoice:
     """Result of `detect`.
 
     Attributes:
@@ -41,7 +41,7 @@ def detect(
     local_devices: int = 1,
     declaration: Declaration | None = None,
     cluster: Cluster | None = None,
-) -> Detection:
+) -> StrategyChoice:
     """Chooses the strategy and determines this process's place among the job's processes.
 
     An explicit strategy has priority. Otherwise, the first declaration that accepts this environment determines it.
@@ -62,9 +62,9 @@ def detect(
         devices = f"{local_devices} local devices" if local_devices > 1 else "one local device"
         is_one = selected.processes is Processes.ONE
         cause = f"this is a single process with {devices}{multi_process_hint(env)}" if is_one else describe(cluster)
-        return Detection(cluster, selected.name, f"Using strategy {selected.name}, because {cause}.")
+        return StrategyChoice(cluster, selected.name, f"Using strategy {selected.name}, because {cause}.")
     _check_processes(strategy, (declaration or strategy_declaration(strategy)).processes, cluster)
-    return Detection(cluster, strategy, f"Using strategy {strategy}, set by --strategy; {describe(cluster)}.")
+    return StrategyChoice(cluster, strategy, f"Using strategy {strategy}, set by --strategy; {describe(cluster)}.")
 
 
 def _check_processes(strategy: str, processes: Processes, cluster: Cluster) -> None:

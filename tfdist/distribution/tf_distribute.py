@@ -46,10 +46,10 @@ class TensorFlowStrategy(Strategy):
         local_count = self.replicas // cluster.size
         self.local_replicas = range(cluster.rank * local_count, (cluster.rank + 1) * local_count)
         if make_group is None and cluster.size == 1 and not self.compiles_replicas:
-            queues, wire = Queues(), ReplicaContextCollectives.wire
+            queues, dtypes = Queues(), ReplicaContextCollectives.dtypes
 
             def make_group(ranks: tuple[int, ...], rank: int) -> DeviceGroup:
-                return DeviceGroup(ranks, ranks.index(rank), wire, queues)
+                return DeviceGroup(ranks, ranks.index(rank), dtypes, queues)
 
         self.collectives = ReplicaContextCollectives(self.replicas, options, make_group)
 

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import layers
-from tfdist.collectives import current, using
+from tfdist.collectives import collectives_scope, current
 from tfdist.errors import InputError
 from tfdist.horovod.optimizer import patch_keras
 from tfdist.horovod.process import engine, is_initialized
@@ -30,5 +30,5 @@ class SyncBatchNormalization(layers.SyncBatchNormalization):
         patch_keras()
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
-        with using(engine().collectives if is_initialized() else current()):
+        with collectives_scope(engine().collectives if is_initialized() else current()):
             return super().call(inputs, training=training, mask=mask)

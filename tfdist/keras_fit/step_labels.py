@@ -21,7 +21,7 @@ from tfdist.keras_fit.step_outputs import ReduceOp, flatten_logs
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import LabelledValue, record_static_row_reads
 from tfdist.row_semantics.sizes import COUNT
-from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
+from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, distinct_variables, labels_of
 from tfdist.row_semantics.values import Label, Rows, is_zero, sum_power
 from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
@@ -134,7 +134,7 @@ def _combine(
         logs = {key: tf.convert_to_tensor(value) for key, value in outputs.items() if key not in metric_names}
         return gradients, {key: value for key, value in logs.items() if value.shape.is_fully_defined()}
 
-    labels = _labels(call, spec, variables, variables_of_state(metrics, state))
+    labels = _labels(call, spec, variables, distinct_variables(metrics, state))
     if isinstance(labels, str):
         return ReduceOps(needs_all_rows=labels)
     gradients, logs = labels.results

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, Recording, using
+from tfdist.collectives import Collectives, RecordingCollectives, collectives_scope
 from tfdist.collectives.differentiable import loss_weight_scope
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.job_config import RunConfig
@@ -27,7 +27,7 @@ from tfdist.keras_fit.partitioned_step import ApplyCall, batch_for_replica, equa
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import ReduceOp, StepOutputs, flatten_logs, inspect_step
-from tfdist.parameter_server.keyed_rows import keyed_layers
+from tfdist.parameter_server.dynamic_embedding_tables import keyed_layers
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import randomness, validation
 from tfdist.step.compiled_loop import compile_loop, compile_single_step, make_host_loop, not_finite_error
@@ -131,7 +131,7 @@ class _ModelSteps:
         """Initializes the steps; `random_scope` is a function of `randomness` that seeds a replica's random numbers."""
         self._model, self._strategy, self._collectives = model, strategy, collectives
         self._random_scope, self._seed = random_scope, seed
-        self._recording, self._store = Recording(collectives), StateStore(strategy)
+        self._recording, self._store = RecordingCollectives(collectives), StateStore(strategy)
         self._statistics: Sequence[keras.Variable] = ()  # restored on a replica without rows, like metrics
         self._averaged_statistics: Sequence[keras.Variable] = ()
         self._sparse: Collection[str] = ()
@@ -215,7 +215,7 @@ class _ModelSteps:
     def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
         """Runs step `number`, a scalar int64. A replica function."""
         model, strategy, ops = self._model, self._strategy, self._reduce_ops
-        self._recording = collectives = Recording(self._collectives)
+        self._recording = collectives = RecordingCollectives(self._collectives)
         step, size = getattr(model, self._name), collectives.size
         random_scope = functools.partial(self._random_scope, randomness.seed_states(model), self._seed, number)
         layouts = strategy.layouts.compute_layouts(model.trainable_variables)
@@ -235,7 +235,7 @@ class _ModelSteps:
         previous_values = [tf.identity(variable) for variable in variables]
         replica = replica._replace(apply=self._make_apply(weights, collectives))
         loss_weight = None if replica.has_all_rows or replica.apply is None else weights[ops.gradient_op]
-        with layouts, random_scope(seed_index, size), using(replica.collectives), replica_context(replica):
+        with layouts, random_scope(seed_index, size), collectives_scope(replica.collectives), replica_context(replica):
             with keras_internals.inline_functions(), loss_weight_scope(loss_weight):
                 operations = keras_internals.count_operations()
                 outputs = step(batch)

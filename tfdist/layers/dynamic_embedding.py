@@ -8,8 +8,8 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.strategy import strategy_in_use
 from tfdist.errors import InputError
+from tfdist.parameter_server.dynamic_embedding_tables import KeyedRows, KeyedTable, rows_initializer
 from tfdist.parameter_server.embedding_tables import gather_shaped
-from tfdist.parameter_server.keyed_rows import KeyedRows, KeyedTable, rows_initializer
 from tfdist.parameter_server.table_rows import TableForm
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import OneReplica, using
+from tfdist.collectives import OneReplica, collectives_scope
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import OptimizerShards, Strategy
 from tfdist.errors import InputError
-from tfdist.parameter_server.keyed_rows import KeyedTable, keyed_layers
+from tfdist.parameter_server.dynamic_embedding_tables import KeyedTable, keyed_layers
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.table_rows import TableForm, blocks, growing_variable, read_in_blocks
 from tfdist.row_semantics.declarations import GRAPH
@@ -285,7 +285,7 @@ class EmbeddingTables:
         batch = batch.batch if isinstance(batch, ReplicaRows) else batch
         x, *_ = keras.utils.unpack_x_y_sample_weight(batch)
         recording = keras_internals.context_value(_ids_by_table, ids_by_table)
-        with recording, using(OneReplica()), keras.StatelessScope():  # discards the layers' assignments
+        with recording, collectives_scope(OneReplica()), keras.StatelessScope():  # discards the layers' assignments
             self._model(x, training=True)
         return [tf.concat([tf.zeros([0], tf.int64), *ids_by_table[number]], 0) for number in self.numbers]
 

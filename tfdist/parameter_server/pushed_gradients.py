@@ -106,5 +106,5 @@ def sum_payloads(payloads: Sequence[np.ndarray], method: str, variable: tf.Varia
     if method == EXACT:
         return functools.reduce(operator.add, map(as_tensor, payloads))
     codes, size = tf.constant(np.concatenate(payloads)), variable.shape.num_elements()
-    total, _ = _decoder(method).coder.sum(codes, len(payloads), size, OneReplica.wire)
+    total, _ = _decoder(method).coder.sum(codes, len(payloads), size, OneReplica.dtypes)
     return tf.cast(tf.reshape(total, variable.shape), variable.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collectives import Collectives, Op, Wire
+from tfdist.collectives import Collectives, Op, SupportedDtypes
 from tfdist.config.staleness import BY_SIZE, ROUND_ROBIN
 from tfdist.coordination.calls import Connection, Message
 from tfdist.distribution.balanced_parts import place_by_size
@@ -244,7 +244,7 @@ class Servers:
         methods: Sequence[str],
         ids: Sequence[np.ndarray] = (),
         norm: float | None = None,
-        with_norm: bool = False,
+        with_gradient_norm: bool = False,
     ) -> list[Message]:
         """Returns, for each server, a message with its gradients and states.
 
@@ -256,7 +256,7 @@ class Servers:
           methods: compression method of each gradient.
           ids: distinct ids of the rows of each table.
           norm: norm of the gradients; None if they are only a share of a batch's gradients.
-          with_norm: whether the servers compute the norm of the sum of the shares.
+          with_gradient_norm: whether the servers compute the norm of the sum of the shares.
         """
         parts = [self.split(*table_ids) for table_ids in zip(self._tables, ids, strict=True)]
 
@@ -269,7 +269,11 @@ class Servers:
             for number in _numbers_on(self._states, server) if states else ():
                 arrays += states[number]
             values: dict[str, Any] = {"worker": self.worker, "ticket": ticket, "version": versions[server]}
-            values |= {"norm": norm, "with_norm": with_norm, "methods": [methods[number] for number in numbers]}
+            values |= {
+                "norm": norm,
+                "with_gradient_norm": with_gradient_norm,
+                "methods": [methods[number] for number in numbers],
+            }
             return Message(values, arrays)
 
         return [message_for(server) for server in range(self.count)]
@@ -379,7 +383,7 @@ class WorkerCollectives(Collectives):
     Cost: each worker sends n bytes and receives n N bytes, in one round trip.
     """
 
-    wire = Wire(reduces=_DTYPES, gathers=_DTYPES, packed=tf.int32)
+    dtypes = SupportedDtypes(reduces=_DTYPES, gathers=_DTYPES, packed=tf.int32)
 
     def __init__(self, servers: Servers):
         self._servers = servers

@@ -15,7 +15,7 @@ from tfdist import keras_internals
 from tfdist.coordination.calls import Handler, Message
 from tfdist.distribution.strategy import replica_context
 from tfdist.gradients import Clip
-from tfdist.parameter_server.keyed_rows import KeyedRows
+from tfdist.parameter_server.dynamic_embedding_tables import KeyedRows
 from tfdist.parameter_server.pushed_gradients import sum_payloads
 from tfdist.parameter_server.table_rows import TableForm, TableRows, sum_rows
 from tfdist.parameter_server.update_order import Update
@@ -149,10 +149,11 @@ class VariableServer:
         """Stores a worker's gradient, or its share of a gradient, until the coordinator orders its update.
 
         Args:
-          message: `worker`, `ticket`, the `version` from which it was computed, and its `norm`, or None if it is a share. If
-            it is a share, `with_norm` is whether to compute the norm of the sum. `methods` are the compression methods of
-            the weights other than tables. The arrays are the payloads of their gradients; ids of rows and their gradients
-            for each table; and values before and after the forward pass for each state, unless workers have their own states.
+          message: `worker`, `ticket`, the `version` from which it was computed, and its `norm`, or None if it is a share.
+            If it is a share, `with_gradient_norm` is whether to compute the norm of the sum. `methods` are the compression
+            methods of the weights other than tables. The arrays are the payloads of their gradients; ids of rows and their
+            gradients for each table; and values before and after the forward pass for each state, unless workers have their
+            own states.
         """
         # Not under the lock, which an update holds; setting an item is atomic.
         self._gradient_messages[message.values["ticket"], message.values["worker"]] = message
@@ -226,7 +227,7 @@ class VariableServer:
             gradients += [tf.constant(rows) for _, rows in tables]
             values = shares[0].values
             gradients = _scale(gradients, update.row_factor)
-            gradients = self._clip_gradients(gradients, update, values["norm"], values["with_norm"])
+            gradients = self._clip_gradients(gradients, update, values["norm"], values["with_gradient_norm"])
             gradients = _scale(gradients, update.factor)
             if self._updated_weights:
                 self._update(gradients, [tf.constant(ids, tf.int64) for ids, _ in tables])
@@ -269,13 +270,13 @@ class VariableServer:
             self._optimizer.apply(updated_gradients, [self._weights[i] for i in self._updated_weights])
 
     def _clip_gradients(
-        self, gradients: list[tf.Tensor], update: Update, norm: float | None, with_norm: bool
+        self, gradients: list[tf.Tensor], update: Update, norm: float | None, with_gradient_norm: bool
     ) -> list[tf.Tensor]:
         """Clips gradients by their norm over all servers, which is the same on each server."""
         dtype = keras.config.floatx()
         if norm is not None:
             return self._clip(gradients, tf.constant(norm, dtype))
-        if not (self._clip.norm or self._clip.value or with_norm):
+        if not (self._clip.norm or self._clip.value or with_gradient_norm):
             return gradients
         squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), dtype) for gradient in gradients]
         local_sum = float(tf.add_n(squares)) if squares else 0.0

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdist.collectives import Collectives, Wire
+from tfdist.collectives import Collectives, SupportedDtypes
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.gradients.compression.methods.quantization import Int8
 from tfdist.gradients.compression.reducers import CodecCompiler
@@ -22,15 +22,15 @@ class ActivationCompression:
     compression. Rounding is to nearest and deterministic.
     """
 
-    def encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
+    def encode(self, tensor: tf.Tensor, dtypes: SupportedDtypes) -> tf.Tensor:
         """Returns the message for a tensor of static shape."""
         return tensor
 
-    def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+    def decode(self, message: tf.Tensor, spec: tf.TensorSpec, dtypes: SupportedDtypes) -> tf.Tensor:
         """Returns a tensor of this shape and dtype from a result of `encode` of the other process."""
         return message
 
-    def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+    def message_spec(self, spec: tf.TensorSpec, dtypes: SupportedDtypes) -> tf.TensorSpec:
         """Returns the shape and dtype of the result of `encode` for a tensor of this shape and dtype."""
         return spec
 
@@ -49,13 +49,13 @@ class CastActivations(ActivationCompression):
     def __init__(self, dtype: tf.DType):
         self._dtype = dtype
 
-    def encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
-        return tf.cast(tensor, self.message_spec(tensor, wire).dtype)
+    def encode(self, tensor: tf.Tensor, dtypes: SupportedDtypes) -> tf.Tensor:
+        return tf.cast(tensor, self.message_spec(tensor, dtypes).dtype)
 
-    def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+    def decode(self, message: tf.Tensor, spec: tf.TensorSpec, dtypes: SupportedDtypes) -> tf.Tensor:
         return tf.cast(message, spec.dtype)
 
-    def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+    def message_spec(self, spec: tf.TensorSpec, dtypes: SupportedDtypes) -> tf.TensorSpec:
         is_cast = _is_large(spec) and spec.dtype.size > self._dtype.size
         return tf.TensorSpec(spec.shape, self._dtype if is_cast else spec.dtype)
 
@@ -75,20 +75,20 @@ class QuantizedActivations(ActivationCompression):
     def __init__(self) -> None:
         self._coder = CodecCompiler(Int8())
 
-    def encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
-        return self._coder.encode(tensor, tf.zeros([2], tf.int32), wire) if _is_large(tensor) else tensor
+    def encode(self, tensor: tf.Tensor, dtypes: SupportedDtypes) -> tf.Tensor:
+        return self._coder.encode(tensor, tf.zeros([2], tf.int32), dtypes) if _is_large(tensor) else tensor
 
-    def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+    def decode(self, message: tf.Tensor, spec: tf.TensorSpec, dtypes: SupportedDtypes) -> tf.Tensor:
         if not _is_large(spec):
             return message
-        vector, _ = self._coder.sum(message, 1, spec.shape.num_elements(), wire)
+        vector, _ = self._coder.sum(message, 1, spec.shape.num_elements(), dtypes)
         return tf.cast(tf.reshape(vector, spec.shape), spec.dtype)
 
-    def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+    def message_spec(self, spec: tf.TensorSpec, dtypes: SupportedDtypes) -> tf.TensorSpec:
         if not _is_large(spec):
             return spec
-        size = self._coder.packing(spec.shape.num_elements(), wire).bytes
-        return tf.TensorSpec([size // wire.packed.size], wire.packed)
+        size = self._coder.packing(spec.shape.num_elements(), dtypes).bytes
+        return tf.TensorSpec([size // dtypes.packed.size], dtypes.packed)
 
 
 EXACT = ActivationCompression()
@@ -113,33 +113,35 @@ class Link(NamedTuple):
     def send(self, tensors: Sequence[tf.Tensor], tag: str) -> None:
         """Sends tensors of static shapes; does nothing if there are none."""
         if tensors:
-            wire = self.collectives.wire
-            payloads = [self.compression.encode(tensor, wire) for tensor in tensors]
-            messages = [_reinterpret(tensor, _wire_dtype(tensor.dtype, wire)) for tensor in payloads]
+            dtypes = self.collectives.dtypes
+            payloads = [self.compression.encode(tensor, dtypes) for tensor in tensors]
+            messages = [_reinterpret(tensor, _sendable_dtype(tensor.dtype, dtypes)) for tensor in payloads]
             self.collectives.send(messages, self.peer, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], tag: str) -> list[tf.Tensor]:
         """Returns the tensors that the other process sends with this tag, of static shapes."""
         if not specs:
             return []
-        wire = self.collectives.wire
-        message_specs = [self.compression.message_spec(spec, wire) for spec in specs]
-        payloads = self.collectives.receive([_wire_spec(spec, wire) for spec in message_specs], self.peer, tag=tag)
+        dtypes = self.collectives.dtypes
+        message_specs = [self.compression.message_spec(spec, dtypes) for spec in specs]
+        payloads = self.collectives.receive(
+            [_sendable_spec(spec, dtypes) for spec in message_specs], self.peer, tag=tag
+        )
         messages = [_reinterpret(tensor, spec.dtype) for tensor, spec in zip(payloads, message_specs, strict=True)]
-        return [self.compression.decode(message, spec, wire) for message, spec in zip(messages, specs, strict=True)]
+        return [self.compression.decode(message, spec, dtypes) for message, spec in zip(messages, specs, strict=True)]
 
 
-def message_bytes(spec: tf.TensorSpec, compression: ActivationCompression, wire: Wire) -> int:
+def message_bytes(spec: tf.TensorSpec, compression: ActivationCompression, dtypes: SupportedDtypes) -> int:
     """Returns the size of the message for a tensor of static shape, in bytes."""
-    return tensor_bytes(_wire_spec(compression.message_spec(spec, wire), wire))
+    return tensor_bytes(_sendable_spec(compression.message_spec(spec, dtypes), dtypes))
 
 
-def _wire_spec(spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
-    return tf.TensorSpec(spec.shape, _wire_dtype(spec.dtype, wire))
+def _sendable_spec(spec: tf.TensorSpec, dtypes: SupportedDtypes) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape, _sendable_dtype(spec.dtype, dtypes))
 
 
-def _wire_dtype(dtype: tf.DType, wire: Wire) -> tf.DType:
-    return dtype if dtype in wire.sends else _WIRE_DTYPES.get(dtype.size, tf.int32)
+def _sendable_dtype(dtype: tf.DType, dtypes: SupportedDtypes) -> tf.DType:
+    return dtype if dtype in dtypes.sends else _WIRE_DTYPES.get(dtype.size, tf.int32)
 
 
 def _reinterpret(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

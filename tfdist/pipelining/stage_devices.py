@@ -12,7 +12,7 @@ from tensorflow.experimental import dtensor
 from tfdist import keras_internals
 from tfdist.cluster.devices import add_inter_op_threads, local_device_names
 from tfdist.cluster.environment import Cluster
-from tfdist.collectives import Recording, current, using
+from tfdist.collectives import RecordingCollectives, collectives_scope, current
 from tfdist.config.layouts import Layout, Shard, unused_rule_warnings
 from tfdist.config.mesh import Mesh
 from tfdist.distribution.dtensor_variables import Devices, compile_program
@@ -115,7 +115,7 @@ class StageDevices:
     def tracing(self) -> Iterator[None]:
         """Context in which a device function is traced."""
         was_tracing, self.is_tracing = self.is_tracing, True
-        messages = using(_NoMessages(current())) if current().size > 1 else contextlib.nullcontext()
+        messages = collectives_scope(_NoMessages(current())) if current().size > 1 else contextlib.nullcontext()
         try:
             with self.layouts.tracing(), keras_internals.replace_captures(self.devices.copier()), messages:
                 yield
@@ -175,7 +175,7 @@ def call_host(
     return [tf.ensure_shape(x, spec.shape) for x, spec in zip(results, specs, strict=True)]
 
 
-class _NoMessages(Recording):
+class _NoMessages(RecordingCollectives):
     """Collectives that reject communication with other replicas in a device function."""
 
     def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:

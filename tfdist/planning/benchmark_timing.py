@@ -55,9 +55,9 @@ OPERATIONS: Mapping[str, Operation] = {
 def check_dtype(collectives: Collectives, names: Sequence[str], dtype: tf.DType) -> None:
     """Raises `InputError` if the engine does not support a dtype in one of the operations."""
     for name in names:
-        wire = collectives.wire.reduces if OPERATIONS[name].reduces else collectives.wire.gathers
-        if name != "barrier" and dtype not in wire:
-            supported = ", ".join(sorted(supported_dtype.name for supported_dtype in wire))
+        dtypes = collectives.dtypes.reduces if OPERATIONS[name].reduces else collectives.dtypes.gathers
+        if name != "barrier" and dtype not in dtypes:
+            supported = ", ".join(sorted(supported_dtype.name for supported_dtype in dtypes))
             raise InputError(
                 f"--dtype must be supported by {name} of this strategy: {supported}. Received: {dtype.name}. Choose one of "
                 f"these dtypes, or remove {name} from --operations."

@@ -215,7 +215,7 @@ class _Planner:
                     tensor.name,
                     tuple(crossing.spec.shape),
                     crossing.spec.dtype.name,
-                    message_bytes(crossing.spec, compression, ReplicaContextCollectives.wire),
+                    message_bytes(crossing.spec, compression, ReplicaContextCollectives.dtypes),
                     crossing.has_gradient,
                 )
                 for tensor, crossing in zip(stage.sent, crossing_specs(stage.sent, self.rows), strict=True)

@@ -104,7 +104,7 @@ class Labels(NamedTuple):
     types_without_rule: set[str]  # types of operations without a rule
 
 
-def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable]:
+def distinct_variables(*groups: Sequence[keras.Variable]) -> list[keras.Variable]:
     """Returns the distinct variables in several groups of variables."""
     return list({id(variable): variable for group in groups for variable in group}.values())
 

@@ -99,18 +99,20 @@ MakeLoop = Callable[[Step, Strategy], Loop]
 
 
 def compile_loop(step: Step, strategy: Strategy) -> Loop:
-    """Returns a function (iterator, first_step int64, steps int32, with_norm bool) -> LoopResult, traced once.
+    """Returns a function (iterator, first_step int64, steps int32, with_gradient_norm bool) -> LoopResult, traced once.
 
-    `with_norm` requests the gradient norm at the last step of the call.
+    `with_gradient_norm` requests the gradient norm at the last step of the call.
     """
     if not strategy.compiles_loops:
         return make_host_loop(step, strategy)
     dtype, trace = keras.config.floatx(), first_trace(strategy)
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+    def loop(
+        iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_gradient_norm: tf.Tensor
+    ) -> LoopResult:
         def run_step(index: tf.Tensor, _: Any) -> tuple[Any, LoopReport]:
-            needs_norm = tf.logical_and(with_norm, tf.equal(index, steps - 1))
+            needs_norm = tf.logical_and(with_gradient_norm, tf.equal(index, steps - 1))
             return _next_step(step, strategy, trace, iterator, first_step + tf.cast(index, tf.int64), needs_norm)
 
         initial_state = tf.zeros([], dtype), tf.constant(True), tf.ones([len(step.variables)], tf.bool)
@@ -129,12 +131,12 @@ def compile_single_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -
     trace = first_trace(strategy)
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def run_step(iterator: Iterator[Any], number: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        end_state, report = _next_step(step, strategy, trace, iterator, number, with_norm)
+    def run_step(iterator: Iterator[Any], number: tf.Tensor, with_gradient_norm: tf.Tensor) -> LoopResult:
+        end_state, report = _next_step(step, strategy, trace, iterator, number, with_gradient_norm)
         loss, is_finite = report.values
         return LoopResult(loss[None], is_finite[None], *end_state, *report[1:], sums=read_and_reset(metrics, strategy))
 
-    return lambda iterator, first_step, steps, with_norm: run_step(iterator, first_step, with_norm)
+    return lambda iterator, first_step, steps, with_gradient_norm: run_step(iterator, first_step, with_gradient_norm)
 
 
 def not_finite_error(
@@ -195,7 +197,9 @@ def make_host_loop(step: Step, strategy: Strategy) -> Loop:
         lambda batch, number, *args: _run_step(step, strategy, trace, batch, tf.cast(number, tf.int64), *args)
     )
 
-    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+    def loop(
+        iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_gradient_norm: tf.Tensor
+    ) -> LoopResult:
         results: list[_StepResult] = []
         numbers: list[tf.Tensor] = []
         wait_seconds, may_apply = 0.0, tf.constant(True)
@@ -204,7 +208,7 @@ def make_host_loop(step: Step, strategy: Strategy) -> Loop:
             batch, local_numbers = split_numbers(next(iterator), strategy)
             numbers.append(local_numbers)
             wait_seconds += time.perf_counter() - start_time
-            needs_norm = tf.constant(bool(with_norm) and index == int(steps) - 1)
+            needs_norm = tf.constant(bool(with_gradient_norm) and index == int(steps) - 1)
             # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
             number = tf.cast(first_step + index, tf.uint64)
             results.append(run_step(batch, number, needs_norm, may_apply))
@@ -222,14 +226,19 @@ def make_host_loop(step: Step, strategy: Strategy) -> Loop:
 
 
 def _next_step(
-    step: Step, strategy: Strategy, trace: Tracing, iterator: Iterator[Any], number: tf.Tensor, with_norm: tf.Tensor
+    step: Step,
+    strategy: Strategy,
+    trace: Tracing,
+    iterator: Iterator[Any],
+    number: tf.Tensor,
+    with_gradient_norm: tf.Tensor,
 ) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], LoopReport]:
     """Runs the step of the next batch, inside a compiled function.
 
     Returns (norm, whether the run may continue, whether each gradient was finite), and a report of the loss and `is_finite`.
     """
     start_time, batch, numbers = timed_batch(iterator, strategy)
-    result = _run_step(step, strategy, trace, batch, number, with_norm)
+    result = _run_step(step, strategy, trace, batch, number, with_gradient_norm)
     arrival_time = result.arrival_time
     if strategy.compiles_replicas:
         arrival_time = time_after([strategy.local(part)[0] for part in tf.nest.flatten(batch)])
@@ -243,12 +252,12 @@ def _run_step(
     trace: Tracing,
     batch: Any,
     number: tf.Tensor,
-    with_norm: tf.Tensor,
+    with_gradient_norm: tf.Tensor,
     may_apply: tf.Tensor | None = None,
 ) -> _StepResult:
     """Runs one step inside a compiled function; if `may_apply` is False, the step changes nothing."""
     with trace("compute"):
-        replica_result = strategy.run(step.compute, batch, number, with_norm)
+        replica_result = strategy.run(step.compute, batch, number, with_gradient_norm)
     if may_apply is not None:
         replica_result = strategy.run(step.with_condition, replica_result, may_apply)
     loss, norm, finite = (

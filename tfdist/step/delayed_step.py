@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import using
+from tfdist.collectives import collectives_scope
 from tfdist.distribution.clock import time_after
 from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import split_at
@@ -120,7 +120,7 @@ class DelayedStep:
             for variable, value in zip(version, newer_weights, strict=True):
                 variable.assign(tf.where(tf.math.is_nan(variable), value, variable))
             newer_weights = [tf.convert_to_tensor(variable) for variable in version]
-        with using(self.source.collectives):
+        with collectives_scope(self.source.collectives):
             passes = _TracedPasses(self, step, pipeline_state, dict(enumerate(batches)), NO_CLOCK)
             for index in range(self._lead):
                 received = passes.receive(FILL, index)
@@ -128,7 +128,12 @@ class DelayedStep:
             return passes.pipeline_state(passes.receive(FILL, self._lead))
 
     def advance(
-        self, pipeline_state: PipelineState, batch: Any, step: tf.Tensor, with_norm: tf.Tensor, may_update: tf.Tensor
+        self,
+        pipeline_state: PipelineState,
+        batch: Any,
+        step: tf.Tensor,
+        with_gradient_norm: tf.Tensor,
+        may_update: tf.Tensor,
     ) -> tuple[PipelineState, StageResult]:
         """Computes a step of the stage, and updates its weights unless its gradients are not finite. A replica function.
 
@@ -137,7 +142,7 @@ class DelayedStep:
         nothing is updated.
         """
         self.source.begin()
-        with using(self.step.begin_trace()):
+        with collectives_scope(self.step.begin_trace()):
             values = self.step.side_effects.begin()
             latest = pipeline_state.latest
             batches = dict(enumerate([*latest, batch], start=self.read_ahead - len(latest)))
@@ -148,7 +153,7 @@ class DelayedStep:
                 passes.forward(self._lead + index, received, "F", index)
                 received = passes.receive("F", index)
                 passes.backward(index)
-            result = self._update(passes, self.step.side_effects.end(values), with_norm, may_update)
+            result = self._update(passes, self.step.side_effects.end(values), with_gradient_norm, may_update)
         latest = [batch] if self.read_ahead else []
         return passes.pipeline_state(received)._replace(latest=latest), result
 
@@ -190,7 +195,11 @@ class DelayedStep:
         return []
 
     def _update(
-        self, passes: "_TracedPasses", initial_values: list[tf.Tensor], with_norm: tf.Tensor, may_update: tf.Tensor
+        self,
+        passes: "_TracedPasses",
+        initial_values: list[tf.Tensor],
+        with_gradient_norm: tf.Tensor,
+        may_update: tf.Tensor,
     ) -> StageResult:
         assert self._passes
         uses = self._passes.uses[: len(self.step.variables)]
@@ -201,7 +210,7 @@ class DelayedStep:
         *batch_gradients, value = reduction.totals
         finite = tf.logical_and(may_update, reduction.all_finite(value))
         zero = tf.zeros([], value.dtype)
-        squares = tf.cond(with_norm, lambda: tf.add_n([zero, *square_norms(batch_gradients)]), lambda: zero)
+        squares = tf.cond(with_gradient_norm, lambda: tf.add_n([zero, *square_norms(batch_gradients)]), lambda: zero)
         no_time = tf.zeros([], tf.float64)
         clipped_gradients = self.step.settings.clip(batch_gradients, zero)  # by value, never by norm
         values = initial_values, value, finite, squares, no_time, no_time
@@ -317,7 +326,7 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
         iterator: Iterator[Any],
         first_step: tf.Tensor,
         steps: tf.Tensor,
-        with_norm: tf.Tensor,
+        with_gradient_norm: tf.Tensor,
         end_step: tf.Tensor,
         step_state: StepState,
     ) -> tuple[StepState, LoopResult]:
@@ -331,7 +340,7 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
             with tf.control_dependencies([start_time]):
                 batch, numbers = _read(iterator, strategy, number + step.read_ahead < end_step, latest)
             wait_seconds = time_after(batch) - start_time
-            needs_norm = tf.logical_and(with_norm, tf.equal(index, steps - 1))
+            needs_norm = tf.logical_and(with_gradient_norm, tf.equal(index, steps - 1))
             with trace("advance"):
                 arguments = pipeline_state, batch, number, needs_norm, all_finite
                 pipeline_state, result = strategy.run(step.advance, *arguments)
@@ -348,13 +357,15 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
         step_state, _, squares, gradient_finite = final_state
         return step_state, _merge_reports(squares, gradient_finite, report, strategy)
 
-    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+    def loop(
+        iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_gradient_norm: tf.Tensor
+    ) -> LoopResult:
         nonlocal previous
         end_step = tf.constant(end(), tf.int64)
         previous_iterator, next_step, step_state = previous
         if previous_iterator is not iterator or next_step != int(first_step):
             step_state = begin(iterator, first_step, end_step)
-        step_state, result = run(iterator, first_step, steps, with_norm, end_step, step_state)
+        step_state, result = run(iterator, first_step, steps, with_gradient_norm, end_step, step_state)
         previous = iterator, int(first_step) + int(steps), step_state
         return result
 

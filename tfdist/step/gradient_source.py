@@ -8,13 +8,13 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, OneReplica, Recording, current
+from tfdist.collectives import Collectives, OneReplica, RecordingCollectives, current
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import accumulate_gradients, unscale
-from tfdist.parameter_server.keyed_rows import keyed_layers
+from tfdist.parameter_server.dynamic_embedding_tables import keyed_layers
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import loss, randomness
 from tfdist.step.data_check import compilation_error
@@ -107,7 +107,9 @@ class GradientSource:
 
     has_local_time = True  # whether the time of the computation excludes waiting for other replicas
     keeps_gradients = False  # whether gradients are summed without communication
-    messages: Recording | None = None  # the calls between pipeline stages in the latest trace, if there are any
+    messages: RecordingCollectives | None = (
+        None  # the calls between pipeline stages in the latest trace, if there are any
+    )
 
     def __init__(
         self,
@@ -162,11 +164,13 @@ class GradientSource:
         """Returns the indices of the variables for which this replica had no gradient in any trace."""
         return frozenset.intersection(*self.unused_indices) if self.unused_indices else frozenset()
 
-    def agree(self, result: ComputeResult, with_norm: tf.Tensor) -> ComputeResult:
+    def agree(self, result: ComputeResult, with_gradient_norm: tf.Tensor) -> ComputeResult:
         """Returns the result with equal values on every process, and with the gradient norm if it is requested or needed."""
         if self.settings.clip.norm:
             return result._replace(norm=global_norm(result.gradients))
-        return result._replace(norm=tf.cond(with_norm, lambda: global_norm(result.gradients), lambda: result.norm))
+        return result._replace(
+            norm=tf.cond(with_gradient_norm, lambda: global_norm(result.gradients), lambda: result.norm)
+        )
 
     @property
     def loss_scale(self) -> tf.Tensor | None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import using
+from tfdist.collectives import collectives_scope
 from tfdist.collectives.rows import gather_structure, mask_if_empty
 from tfdist.data import EvaluationPipeline, Examples, Source, check_batch_size
 from tfdist.data.batches import count_rows, single_pass
@@ -111,7 +111,7 @@ class Evaluator:
         collectives = mask_if_empty(self._strategy.collectives, rows)
         random_scope = self._random_scope(batch_index, collectives.rank)
         # A scalar loss or metric is weighted by this replica's number of rows: all rows of the global batch have equal weight.
-        with using(collectives), weight_scalars(loss.to_floatx(rows)):
+        with collectives_scope(collectives), weight_scalars(loss.to_floatx(rows)):
             with self._strategy.layouts.compute_layouts(self._model.trainable_variables), random_scope:
                 outputs = self._strategy.layouts.lay_out_rows(self._model(x, training=False))
                 parts = loss.terms(self._model, y, outputs, weight)
@@ -175,7 +175,7 @@ def compile_prediction(
 
         with strategy.layouts.compute_layouts(model.trainable_variables), random_scope:
             if division == "own":
-                with using(collectives):
+                with collectives_scope(collectives):
                     outputs = strategy.layouts.lay_out_rows(compute_outputs(own_rows.batch))
                 return gather_structure(strategy.parts.outputs(outputs), collectives)
             result = all_rows_step(division, model, metrics, step, own_rows, strategy.collectives, static_rows)

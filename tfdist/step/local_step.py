@@ -26,10 +26,12 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
     local_count = len(strategy.local_replicas)
     counted_rows, stopped = store.variables([ROWS, _STOPPED])
 
-    def train(batch: Any, number: tf.Tensor, with_norm: tf.Tensor) -> tuple[ComputeResult, tf.Tensor, tf.Tensor]:
+    def train(
+        batch: Any, number: tf.Tensor, with_gradient_norm: tf.Tensor
+    ) -> tuple[ComputeResult, tf.Tensor, tf.Tensor]:
         """Computes and applies one step; also returns its number of rows and whether the run may continue."""
         had_stopped = tf.convert_to_tensor(stopped)
-        result = step.compute(batch, number, with_norm)
+        result = step.compute(batch, number, with_gradient_norm)
         result = step.with_condition(result, tf.logical_not(had_stopped))
         rows = count_rows(batch)
         step.apply_if(result.finite, result, lambda: counted_rows.assign_add(tf.cast(rows, counted_rows.dtype)))
@@ -38,12 +40,14 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
         return result, rows, may_continue
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+    def loop(
+        iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_gradient_norm: tf.Tensor
+    ) -> LoopResult:
         strategy.run(lambda: assign([stopped], [False]))
 
         def run_step(index: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
             start_time, batch, numbers = timed_batch(iterator, strategy)
-            needs_norm = tf.logical_and(with_norm, tf.equal(index, steps - 1))
+            needs_norm = tf.logical_and(with_gradient_norm, tf.equal(index, steps - 1))
             number = first_step + tf.cast(index, tf.int64)
             result, rows, may_continue = strategy.run(train, batch, number, needs_norm)
             parts = result.loss, rows, result.finite, may_continue

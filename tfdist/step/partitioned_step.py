@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, OneReplica, Recording, using
+from tfdist.collectives import Collectives, OneReplica, RecordingCollectives, collectives_scope
 from tfdist.collectives.rows import gather_structure, mask_if_empty
 from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.data.row_partition import ReplicaRows
@@ -21,7 +21,7 @@ from tfdist.gradients import unscale
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Communication, record_static_row_reads
 from tfdist.row_semantics.partitioning import NotPartitionedError, PartitionedProgram
-from tfdist.row_semantics.tracing import FAILURES, Trace, trace_function, variables_of_state
+from tfdist.row_semantics.tracing import FAILURES, Trace, distinct_variables, trace_function
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def all_rows_step(
     """Computes a step over the rows of all replicas, partitioned or on each replica; see `partition_step`."""
     if division == "partitioned":
         return partition_step(model, metrics, step, own_rows, collectives)
-    with using(OneReplica()):
+    with collectives_scope(OneReplica()):
         gradients, values = step(gather_batch(own_rows, collectives, static_rows))
     return StepResult([unscale(gradient, collectives.size) for gradient in gradients], None, dict(values), [])
 
@@ -88,11 +88,11 @@ def partition_step(
     Raises `NotPartitionedError` if the step cannot be partitioned.
     """
     weights = model.trainable_variables
-    state = variables_of_state(metrics, model.non_trainable_variables)
+    state = distinct_variables(metrics, model.non_trainable_variables)
     variables = [*state, *weights]
 
     def one_device_step(batch: Any, _: tf.Tensor) -> tuple[list[tf.Tensor | tf.IndexedSlices], dict[str, tf.Tensor]]:
-        with using(OneReplica()), keras_internals.inline_functions():
+        with collectives_scope(OneReplica()), keras_internals.inline_functions():
             with keras_parts.declare_row_wise(model, synchronized=False):
                 gradients, values = step(batch)
         return list(gradients), {key: tf.convert_to_tensor(value) for key, value in values.items()}
@@ -127,7 +127,7 @@ def communication(
 
     `metrics` are the variables of the model's metrics, and `spec` is a structure of `tf.TensorSpec` of a batch.
     """
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     with keras_internals.symbolic_graph("partitioned"):
         try:
             batch = tf.nest.map_structure(_placeholder, spec)

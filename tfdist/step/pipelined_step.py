@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, Recording, current
+from tfdist.collectives import Collectives, RecordingCollectives, current
 from tfdist.errors import InputError, count_of
 from tfdist.gradients import unscale
 from tfdist.pipelining.cutting import StageGraph
@@ -44,14 +44,14 @@ class PipelinedGradients(GradientSource):
 
     model: StagedModel
     strategy: HasStages
-    messages: Recording
+    messages: RecordingCollectives
     has_local_time = False
 
     def __init__(self, *args: Any, clock: ActionClock = NO_CLOCK):
         super().__init__(*args)
         self.clock = clock  # records when actions begin and end
         self.keeps_gradients = self.strategy.replicas == 1
-        self.messages = Recording(self.strategy.pipeline_collectives)
+        self.messages = RecordingCollectives(self.strategy.pipeline_collectives)
         full_model = self.model.full_model
         self.seeds = randomness.seed_states(full_model)  # layers of different stages must draw different numbers
         state = [*keras_internals.user_layer_state(full_model), *keras_internals.spectral_norm_variables(full_model)]
@@ -63,7 +63,7 @@ class PipelinedGradients(GradientSource):
 
     def begin(self) -> None:
         """Begins a trace."""
-        self.messages = Recording(self.strategy.pipeline_collectives)
+        self.messages = RecordingCollectives(self.strategy.pipeline_collectives)
 
     def _row_gradients(
         self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
@@ -116,7 +116,7 @@ class PipelinedGradients(GradientSource):
                 )
         return loss.totals(terms, batch_size, current())
 
-    def agree(self, result: ComputeResult, with_norm: tf.Tensor) -> ComputeResult:
+    def agree(self, result: ComputeResult, with_gradient_norm: tf.Tensor) -> ComputeResult:
         """See base class. Sends one message. The first stage of a shared variable adds its gradient to the norm.
 
         Gradients of shared variables are summed over their stages here, after the reduction over replicas: the messages of

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import RecordedCall, using
+from tfdist.collectives import RecordedCall, collectives_scope
 from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, error_summary, with_argument_names
@@ -23,7 +23,7 @@ from tfdist.pipelining.staged_model import full_model
 from tfdist.row_semantics import explanation, keras_parts
 from tfdist.row_semantics.explanation import Combination, Communication, LabelledValue, record_static_row_reads
 from tfdist.row_semantics.sizes import COUNT
-from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
+from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, distinct_variables, labels_of
 from tfdist.row_semantics.values import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
 from tfdist.step import loss
 from tfdist.step.loss import to_floatx
@@ -38,7 +38,7 @@ Coupling = Literal["batches", "rows"]
 @contextlib.contextmanager
 def in_replica(model: keras.Model, collectives: LabelledCollectives) -> Iterator[None]:
     """Context in which a model's code is traced as on one replica."""
-    with using(collectives), keras_internals.inline_functions(), keras_parts.declare_row_wise(model):
+    with collectives_scope(collectives), keras_internals.inline_functions(), keras_parts.declare_row_wise(model):
         yield
 
 
@@ -140,7 +140,7 @@ class _ForwardPass:
         """Returns the result of `row_dependence`."""
         variables = [variable for _, metric in self._metrics for variable in metric.variables]
         model_state = self._model.non_trainable_variables if self._has_whole_model else []
-        state = variables_of_state(variables, model_state)
+        state = distinct_variables(variables, model_state)
         outputs: Any = ()
         if not self._has_whole_model:
             tensors = full_model(self._model).outputs
@@ -204,7 +204,7 @@ class _ForwardPass:
         """
         variables = [*keras_internals.user_layer_state(self._model), *self._model.trainable_variables]
         metrics = [variable for _, metric in self._metrics for variable in metric.variables]
-        state = variables_of_state(metrics, self._model.non_trainable_variables)
+        state = distinct_variables(metrics, self._model.non_trainable_variables)
         function = functools.partial(self._evaluate, training=True)
         labels = labels_of(function, (tuple(spec), outputs), variables, state)
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.collectives import RecordedCall, Recording, using
+from tfdist.collectives import RecordedCall, RecordingCollectives, collectives_scope
 from tfdist.collectives.rows import mask_if_empty
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.data.batches import count_rows
@@ -42,15 +42,15 @@ class Step:
         self.reducer_state = self._reduction.variables
         self._scale = source.scale
         self.side_effects = SideEffects(source.model, self._strategy, self.settings, source.metrics.variables)
-        self._recording = Recording(source.collectives)
-        self.gradient_calls: Recording | None = None  # calls that sum gradients in the latest trace
+        self._recording = RecordingCollectives(source.collectives)
+        self.gradient_calls: RecordingCollectives | None = None  # calls that sum gradients in the latest trace
         self.sends_rows = False  # whether the forward pass sends rows, whose number may change from step to step
 
-    def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> ComputeResult:
+    def compute(self, batch: Any, step: tf.Tensor, with_gradient_norm: tf.Tensor) -> ComputeResult:
         """Runs the forward pass, the backward pass and the reduction. A replica function.
 
         `batch` has this replica's rows, at least one: (x, y) or (x, y, sample_weight), or a `ReplicaRows` of these. `step`, a
-        scalar int64, is the number of previous updates. `with_norm`, a scalar bool, requests the global gradient norm,
+        scalar int64, is the number of previous updates. `with_gradient_norm`, a scalar bool, requests the global gradient norm,
         which costs a pass over the gradients.
         """
         recording = self.begin_trace()
@@ -66,7 +66,7 @@ class Step:
         values = self.side_effects.begin()
         step, replica, replicas = self.source.draws(step)
         random_scope = randomness.replica_random_scope(self.source.seeds, self.settings.seed, step, replica, replicas)
-        with using(mask_if_empty(recording, rows.rows) if may_be_empty else recording), random_scope:
+        with collectives_scope(mask_if_empty(recording, rows.rows) if may_be_empty else recording), random_scope:
             gradients, value = self.source.local_gradients(rows, step, recording)
         previous_values = self.side_effects.end(values)
         self.sends_rows = recording.has_unknown_shapes
@@ -86,7 +86,7 @@ class Step:
         result = ComputeResult(
             gradients, reduction.state, [], previous_values, value, finite, no_norm, arrival_time, compute_seconds
         )
-        result = self.source.agree(result, with_norm)
+        result = self.source.agree(result, with_gradient_norm)
         gradients = self.settings.clip(result.gradients, result.norm)
         scale: Sequence[tf.Tensor] = ()
         if self.settings.loss_scale:
@@ -94,9 +94,9 @@ class Step:
             scale = self.settings.loss_scale.next_state(state, result.finite)
         return result._replace(gradients=gradients, scale=list(scale))
 
-    def begin_trace(self) -> Recording:
+    def begin_trace(self) -> RecordingCollectives:
         """Begins a trace; returns collectives that record the calls of one replica in it."""
-        self._recording = Recording(self.source.collectives)
+        self._recording = RecordingCollectives(self.source.collectives)
         return self._recording
 
     def apply(self, result: ComputeResult, unused_indices: frozenset[int]) -> None:
@@ -170,9 +170,11 @@ class Step:
 
     def reduce(self, tensors: list[tf.Tensor | tf.IndexedSlices]) -> ReductionResult:
         """Sums gradients and shares of the loss over replicas."""
-        gradient_recording = Recording(self._recording)
+        gradient_recording = RecordingCollectives(self._recording)
         reduction = self._reduction.reduce(tensors, gradient_recording, name="gradients")
-        self.gradient_calls = Recording(self._recording) if self.source.keeps_gradients else gradient_recording
+        self.gradient_calls = (
+            RecordingCollectives(self._recording) if self.source.keeps_gradients else gradient_recording
+        )
         return reduction
 
 

@@ -26,8 +26,14 @@ import tensorflow as tf
 
 from tfdist.config.sync import EASGD
 from tfdist.step.layer_state import TemporaryValues
-from tfdist.synchronization.exchange import Exchange, ExchangeResult, apply_constraints, read_variables, square_norm
 from tfdist.synchronization.periodic import PeriodicSynchronizer
+from tfdist.synchronization.weight_averaging import (
+    Exchange,
+    ExchangeResult,
+    apply_constraints,
+    read_variables,
+    square_norm,
+)
 
 
 class ElasticExchange(Exchange):

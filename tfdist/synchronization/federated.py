@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Recording
+from tfdist.collectives import RecordingCollectives
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.sync import FedAvg, Sync
 from tfdist.data import Examples
@@ -28,8 +28,8 @@ from tfdist.step.settings import Settings, named_specs
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.exchange import CreateReducer, GlobalWeights, initial_slot_function
 from tfdist.synchronization.interface import WeightSynchronizer
+from tfdist.synchronization.weight_averaging import CreateReducer, GlobalWeights, initial_slot_function
 
 
 class Counts(NamedTuple):
@@ -70,7 +70,7 @@ class RoundState:
 
     def __init__(self, model: keras.Model, strategy: Strategy, reduction: Reduction, outer: str):
         self._strategy, self._reduction = strategy, reduction
-        self.recording: Recording | None = None
+        self.recording: RecordingCollectives | None = None
         self._optimizer = inner_optimizer(model.optimizer)
         self._slots = keras_internals.slots(self._optimizer)
         self._initial_slots = initial_slot_function(self._optimizer)
@@ -116,7 +116,7 @@ class RoundState:
         This preserves the magnitude of changes for lossy dtypes.
         """
         floatx = keras.config.floatx()
-        self.recording = Recording(self._strategy.step_collectives)
+        self.recording = RecordingCollectives(self._strategy.step_collectives)
         changes = _divide_by_examples(self.changes, examples)
         counts = [tf.cast(count, floatx) for count in _divide_by_examples(self.counts, examples)]
         reduction = self._reduction.reduce([*changes, *counts], self.recording, name="round")
@@ -203,7 +203,9 @@ class RoundLoop:
         self._replica_examples = batch_size / strategy.replicas  # expected in a round
         self._plan_checked = False
 
-    def run(self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+    def run(
+        self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_gradient_norm: tf.Tensor
+    ) -> LoopResult:
         """Runs rounds, up to one that is not finite; see `compile_loop`."""
         # A program or a callback may have assigned weights since the last call.
         self._strategy.run(self._state.global_weights.take_weights)

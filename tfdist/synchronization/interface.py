@@ -49,7 +49,7 @@ class WeightSynchronizer:
         """Returns the iterator of the batches of this process's replicas, for `loop`."""
         return strategy.distribute(lambda *_: pipeline.indexed_dataset(*strategy.training_shares))
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         """Returns the next step after `step` at which `run_exchanges` must be called, or None."""
         return None
 

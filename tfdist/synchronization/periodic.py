@@ -15,7 +15,8 @@ from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
-from tfdist.synchronization.exchange import (
+from tfdist.synchronization.interface import WeightSynchronizer
+from tfdist.synchronization.weight_averaging import (
     CreateReducer,
     Exchange,
     ExchangeResult,
@@ -25,7 +26,6 @@ from tfdist.synchronization.exchange import (
     summands_of,
     tensor_specs,
 )
-from tfdist.synchronization.interface import WeightSynchronizer
 
 
 class PeriodicSynchronizer(WeightSynchronizer):
@@ -60,7 +60,7 @@ class PeriodicSynchronizer(WeightSynchronizer):
     def is_local_step(self, step: int) -> bool:
         return step >= self._sync.first_local_step
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         first, period = self._sync.first_local_step, self._sync.period
         return first if step < first else first + ((step - first) // period + 1) * period
 
@@ -81,7 +81,7 @@ class PeriodicSynchronizer(WeightSynchronizer):
         if self.is_local_step(step) and self._last_exchange is None:
             self.begin(step, self._batch_size)
             return {}
-        if not self.is_local_step(step) or self.next(step - 1) != step or self._last_exchange == step:
+        if not self.is_local_step(step) or self.next_step(step - 1) != step or self._last_exchange == step:
             return {}
         assert self._last_exchange is not None
         [exchange], rows = self._exchanges, self._expected_rows(step - self._last_exchange)
@@ -195,7 +195,7 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
             )
         return super()._make_exchanges(model)
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         [(period, _), *_] = self._levels
         return (step // period + 1) * period
 

@@ -282,7 +282,7 @@ class TicketLoop:
         self._metrics = [*map(keras_internals.value_of, step.source.metrics.variables)] if remote.whole_batches else []
 
     def __call__(
-        self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
+        self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_gradient_norm: tf.Tensor
     ) -> LoopResult:
         """Computes tickets until the range is complete, and returns the results of all workers."""
         start_time = time.perf_counter()
@@ -293,7 +293,7 @@ class TicketLoop:
             variable.assign(tf.zeros_like(variable))
         batches = self._iterate_batches(iterator)
         if not self._is_traced:
-            batches = self._trace(batches, getattr(iterator, "element_spec", None), with_norm)
+            batches = self._trace(batches, getattr(iterator, "element_spec", None), with_gradient_norm)
         updates = self._updates_to_replay(first, end)
         if self._strategy.is_chief:
             self._remote.tolerate_losses()
@@ -311,7 +311,7 @@ class TicketLoop:
             ticket, version, active_tickets, scale = answer
             inputs.drop_before(ticket, active_tickets)
             prepare_next = functools.partial(inputs.get, min(ticket + distance, end - 1))
-            needs_norm = bool(with_norm) and ticket == end - 1
+            needs_norm = bool(with_gradient_norm) and ticket == end - 1
             answer = self._compute_ticket(ticket, version, scale, inputs.get(ticket), needs_norm, prepare_next)
         inputs.skip_to(end)
         result = self._servers.result()
@@ -407,7 +407,7 @@ class TicketLoop:
                 methods=self._reducer.methods,
                 ids=ids,
                 norm=norm if is_whole else None,
-                with_norm=needs_norm,
+                with_gradient_norm=needs_norm,
             )
         outcome, answer = self._servers.commit(
             ticket,
@@ -459,14 +459,14 @@ class TicketLoop:
             self._add_work(data=time.perf_counter() - start_time)
             yield split_numbers(element, self._strategy)
 
-    def _trace(self, batches: Iterator[Any], spec: Any, with_norm: tf.Tensor) -> Iterator[Any]:
+    def _trace(self, batches: Iterator[Any], spec: Any, with_gradient_norm: tf.Tensor) -> Iterator[Any]:
         """Traces the step on all workers at the same time, because they compare traces; returns the same batches.
 
         Uses the spec of the data if it is known: divisions by a static batch size are rounded differently.
         """
         batch, numbers = next(batches)
         spec = batch if spec is None else spec.batch if isinstance(spec, IndexedBatch) else spec
-        self._compute.get_concrete_function(spec, tf.constant(0, tf.int64), with_norm)
+        self._compute.get_concrete_function(spec, tf.constant(0, tf.int64), with_gradient_norm)
         staleness, calls = self._remote.staleness, self._step.calls
         if calls and not staleness.whole_batches and staleness.kind != SYNC:
             raise InputError(

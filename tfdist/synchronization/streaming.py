@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.config.sync import LocalSGD
 from tfdist.errors import InputError
-from tfdist.synchronization.exchange import Exchange, ExchangeResult
 from tfdist.synchronization.periodic import PeriodicSynchronizer
+from tfdist.synchronization.weight_averaging import Exchange, ExchangeResult
 
 _T = TypeVar("_T")
 
@@ -108,7 +108,7 @@ class StreamingSynchronizer(PeriodicSynchronizer):
             for index, fragment in enumerate(split_fragments(weights, sync.fragment_count))
         ]
 
-    def next(self, step: int) -> int | None:
+    def next_step(self, step: int) -> int | None:
         if step < self._sync.first_local_step:
             return self._sync.first_local_step
         send_steps = [self._next_send_step(p, step) for p in range(len(self._delays))]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdist.collectives import NoCommunication, RecordedCall, Recording
+from tfdist.collectives import NoCommunication, RecordedCall, RecordingCollectives
 from tfdist.config.rules import parse_rules
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
@@ -100,10 +100,10 @@ class AutoCompression(Inspection):
         strategy = self._run_view.steps.strategy
         reducer = create(parse_rules(method)[0].methods)
         states = reducer.state([spec])
-        recordings: list[Recording] = []
+        recordings: list[RecordingCollectives] = []
 
         def replica_function() -> tf.Tensor:
-            recordings.append(Recording(NoCommunication(strategy.collectives)))
+            recordings.append(RecordingCollectives(NoCommunication(strategy.collectives)))
             tensor = tf.random.stateless_normal(spec.shape, [1, 2], dtype=spec.dtype)
             result = reducer.reduce([tensor], [s.initial_value() for s in states], recordings[-1], name="auto")
             return tf.add_n([tf.reduce_sum(tf.cast(x, tf.float32)) for x in (*result.totals, *result.state)])

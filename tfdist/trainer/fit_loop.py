@@ -361,7 +361,7 @@ class FitLoop:
     def _next_call_steps(self, epoch_end: int) -> int:
         step = self._state.step
         next_steps = [inspection.next_step(step + 1) for inspection in self._inspections]
-        next_steps += [self._saver.next(step), self._program.synchronizer.next(step)]
+        next_steps += [self._saver.next_step(step), self._program.synchronizer.next_step(step)]
         next_steps.append(self._row_allocator.next_change(step))
         boundaries = [next_step for next_step in next_steps if next_step is not None]
         return self._schedule.call_steps(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *boundaries])

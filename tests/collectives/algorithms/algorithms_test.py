@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.collectives import threads
 from tfdist.cluster.topology import Topology
-from tfdist.collectives import Recording
+from tfdist.collectives import RecordingCollectives
 from tfdist.collectives.all_reduce_algorithms import CATALOG, check_algorithm, groups_of, possible_algorithms
 from tfdist.errors import InputError
 
@@ -27,7 +27,7 @@ def summed(text, name, size, **how):
     data = np.random.default_rng(size).standard_normal((topology.size, size))
 
     def replica(collectives):
-        recording = Recording(collectives)
+        recording = RecordingCollectives(collectives)
         return CATALOG[name].sum(recording, tf.constant(data[collectives.rank]), topology, "x").numpy(), recording
 
     totals, recordings = zip(*threads.run(topology.size, replica, **how), strict=True)

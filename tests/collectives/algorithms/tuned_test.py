@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.cluster.topology import Topology
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.collectives.all_reduce_algorithms import TunedCollectives
 from tfdist.config.all_reduce import MAX_MESSAGE_BYTES, TFDIST_ALGORITHMS, AlgorithmTable, AllReduce, Band
 from tfdist.distribution.all_reduce_plan import AllReducePlan
@@ -58,7 +58,7 @@ def calls_of(strategy, function, table):
     recordings = []
 
     def replica():
-        recordings.append(Recording(strategy.collectives))
+        recordings.append(RecordingCollectives(strategy.collectives))
         function(tuned_on(strategy, table, recordings[-1]))
         return tf.zeros([])
 

@@ -6,7 +6,7 @@ import pytest
 
 import tfdist
 from tfdist.checkpoint.format import Checkpoint, newest
-from tfdist.collectives import Recording
+from tfdist.collectives import RecordingCollectives
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.standard_normal((24, 5)).astype("float32"), RANDOM.standard_normal((24, 4)).astype("float32")
@@ -40,7 +40,7 @@ def frozen(trainer):
 
 
 def test_they_keep_their_bits_and_are_not_sent(mirrored3, monkeypatch):
-    monkeypatch.setattr(mirrored3, "collectives", Recording(mirrored3.collectives))
+    monkeypatch.setattr(mirrored3, "collectives", RecordingCollectives(mirrored3.collectives))
     trainer = make(mirrored3)
     before = frozen(trainer)
     trainer.fit(X, Y, batch_size=6, epochs=2, verbose=0)

@@ -27,18 +27,18 @@ REPLICAS = 3
 
 
 @pytest.mark.parametrize(
-    ("text", "wire", "scatters"),
+    ("text", "dtypes", "scatters"),
     [
         *((text, tf.uint8, False) for text in METHODS),
         *((text, tf.int32, False) for text in ("bf16", "onebit")),
         *((text, tf.uint8, True) for text in ("bf16", "int8(block=64)", "int8(stochastic=True)")),
     ],
 )
-def test_totals_are_equal_on_all_and_with_feedback_nothing_is_lost(text, wire, scatters):
+def test_totals_are_equal_on_all_and_with_feedback_nothing_is_lost(text, dtypes, scatters):
     gradients, sizes = edge_gradients(2, REPLICAS), [int(np.prod(shape)) for shape in SHAPES if np.prod(shape)]
     reducer = named(f"{text[:-1]},feedback=True)" if "(" in text else f"{text}(feedback=True)")
     stated = sum(-(-(code_bytes(reducer.inner._codec, size) + 4) // 4) * 4 for size in sizes)
-    steps, recordings = on_threads(reducer, gradients, packed=wire, native_all_to_all=scatters)
+    steps, recordings = on_threads(reducer, gradients, packed=dtypes, native_all_to_all=scatters)
     if not scatters:
         assert [recording.payload_bytes for recording in recordings] == [stated * len(steps)] * REPLICAS
     for tensors, step in zip(gradients, steps, strict=True):
@@ -67,11 +67,11 @@ def test_a_bad_element_anywhere_is_seen_by_all(text):
 
 @pytest.mark.parametrize("text", METHODS)
 def test_xla_sees_it_too_and_decodes_the_same(text):
-    size, codec, wire, seed = 16 * 1024 + 13, codec_of(text), OneReplica.wire, tf.constant([3, 4])
+    size, codec, dtypes, seed = 16 * 1024 + 13, codec_of(text), OneReplica.dtypes, tf.constant([3, 4])
     assert codec.compiles
     coder, random = CodecCompiler(codec), np.random.default_rng(0)
     x = random.standard_normal(size).astype("float32")
-    decoded, check = coder.sum(coder.encode(tf.constant(x), seed, wire), 1, size, wire)
+    decoded, check = coder.sum(coder.encode(tf.constant(x), seed, dtypes), 1, size, dtypes)
     assert np.isfinite(check).all()
     plain = codec.decode(codec.encode(tf.constant(x), seed), size)
     different = ~np.isclose(decoded, plain, rtol=1e-5, atol=1e-6)
@@ -80,7 +80,7 @@ def test_xla_sees_it_too_and_decodes_the_same(text):
         for bad in (np.nan, -np.nan, np.inf, -np.inf):
             y = x.copy()
             y[place] = bad
-            _, check = coder.sum(coder.encode(tf.constant(y), seed, wire), 1, size, wire)
+            _, check = coder.sum(coder.encode(tf.constant(y), seed, dtypes), 1, size, dtypes)
             assert not np.isfinite(check).any(), (place, bad)
 
 
@@ -106,14 +106,14 @@ def test_the_bytes_of_a_code(text, size, stated):
 
 
 def test_xla_sums_what_all_replicas_sent():
-    size, wire, seed = 16 * 1024 + 13, OneReplica.wire, tf.constant([3, 4])
+    size, dtypes, seed = 16 * 1024 + 13, OneReplica.dtypes, tf.constant([3, 4])
     for text in ("bf16", "qsgd"):
         coder = CodecCompiler(codec_of(text))
         vectors = np.random.default_rng(0).standard_normal((3, size)).astype("float32")
-        packed = [coder.encode(tf.constant(x), seed, wire) for x in vectors]
-        total, checks = coder.sum(tf.concat(packed, axis=0), 3, size, wire)
+        packed = [coder.encode(tf.constant(x), seed, dtypes) for x in vectors]
+        total, checks = coder.sum(tf.concat(packed, axis=0), 3, size, dtypes)
         assert checks.shape == [3]
-        np.testing.assert_allclose(total, sum(coder.sum(p, 1, size, wire)[0] for p in packed), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(total, sum(coder.sum(p, 1, size, dtypes)[0] for p in packed), rtol=1e-5, atol=1e-5)
 
 
 class Halves(Codec):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.gradients.compression.reducers import ARGUMENTS, method, named
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, ErrorFeedback, Sum
 from tfdist.gradients.compression import (
@@ -49,7 +49,7 @@ def test_overrides_go_before_the_rules():
 
 
 def test_each_tensor_is_sent_as_its_rule_says():
-    reducer, recording = create_reducer(SPECS, TEXT, min_bytes=200), Recording(OneReplica())
+    reducer, recording = create_reducer(SPECS, TEXT, min_bytes=200), RecordingCollectives(OneReplica())
     values = [tf.constant(np.random.default_rng(0).standard_normal(s.shape).astype("float32")) for s in SPECS]
     state = [tf.zeros(s.shape, s.dtype) for s in reducer.state(SPECS)]
     reduced = reducer.reduce(values, state, recording, name="g")
@@ -125,7 +125,7 @@ class Exact(Sum):
 def test_a_users_own(tmp_path, monkeypatch):
     (tmp_path / "own_compression.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     reducer = named("own_compression:Tenth(offset=0.5)")
     [total] = reducer.reduce([tf.range(20.0)], [], recording, name="g").totals
     np.testing.assert_array_equal(total, [0.5] * 10 + [10.5] * 10)

@@ -61,7 +61,7 @@ def coded(codec: Codec, x: np.ndarray, seed: tf.Tensor = SEED) -> np.ndarray:
 
 def code_bytes(codec: Codec, size: int) -> int:
     """Returns the bytes of the code of a vector of this length."""
-    *parts, _ = CodecCompiler(codec).packing(size, OneReplica.wire).specs
+    *parts, _ = CodecCompiler(codec).packing(size, OneReplica.dtypes).specs
     return sum(map(tensor_bytes, parts))
 
 

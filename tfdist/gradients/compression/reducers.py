@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import Collectives, Wire
+from tfdist.collectives import Collectives, SupportedDtypes
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.gradients.compression.codec import Codec
@@ -28,16 +28,16 @@ class Packing:
 
     Parts are ordered by element size, the largest first, and zeros pad the vector to a multiple of the largest. Each part
     is therefore aligned in a view of all bytes as its dtype. `join` and `take` copy, and should be compiled together with
-    the code that produces and consumes the parts; `to_wire` and `views` only reinterpret bytes as another dtype.
+    the code that produces and consumes the parts; `to_payload` and `views` only reinterpret bytes as another dtype.
     """
 
     specs: tuple[tf.TensorSpec, ...]  # shapes and dtypes of the parts
-    wire: Wire  # dtypes of the engine
+    dtypes: SupportedDtypes  # dtypes of the engine
 
     @property
     def bytes(self) -> int:
         """The packed length in bytes."""
-        alignment = max(self.wire.packed.size, *(spec.dtype.size for spec in self.specs))
+        alignment = max(self.dtypes.packed.size, *(spec.dtype.size for spec in self.specs))
         return -(-self._content_bytes // alignment) * alignment
 
     def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -47,9 +47,9 @@ class Packing:
         padding = (self.bytes - self._content_bytes) // unit.size
         return tf.concat([*vectors, tf.zeros([padding], unit)] if padding else vectors, axis=0)
 
-    def to_wire(self, code: tf.Tensor) -> tf.Tensor:
-        """Returns the result of `join` as a vector of `wire.packed`."""
-        return _bitcast_vector(code, self.wire.packed)
+    def to_payload(self, code: tf.Tensor) -> tf.Tensor:
+        """Returns the result of `join` as a vector of `dtypes.packed`."""
+        return _bitcast_vector(code, self.dtypes.packed)
 
     def views(self, packed: tf.Tensor, replicas: int) -> list[tf.Tensor]:
         """Returns gathered packed codes in each dtype of the specs, [replicas, length]."""
@@ -104,31 +104,31 @@ class CodecCompiler:
 
     def __init__(self, codec: Codec):
         self._codec = codec
-        self._packings: dict[tuple[int, Wire], Packing] = {}
+        self._packings: dict[tuple[int, SupportedDtypes], Packing] = {}
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def packing(self, size: int, wire: Wire) -> Packing:
+    def packing(self, size: int, dtypes: SupportedDtypes) -> Packing:
         """Returns the packing of a vector's code, followed by its check."""
-        if (size, wire) not in self._packings:
+        if (size, dtypes) not in self._packings:
             vector, seed = tf.TensorSpec([size], tf.float32), tf.TensorSpec([2], tf.int32)
             encode = tf.function(self._codec.encode, autograph=False).get_concrete_function(vector, seed)
             specs = [tf.TensorSpec(part.shape, part.dtype) for part in encode.structured_outputs]
-            self._packings[size, wire] = Packing((*specs, _CHECK), wire)
-        return self._packings[size, wire]
+            self._packings[size, dtypes] = Packing((*specs, _CHECK), dtypes)
+        return self._packings[size, dtypes]
 
-    def encode(self, tensor: tf.Tensor, seed: tf.Tensor, wire: Wire) -> tf.Tensor:
-        """Returns the packed code of a tensor as `wire.packed`; any floating dtype and shape, at least one element."""
+    def encode(self, tensor: tf.Tensor, seed: tf.Tensor, dtypes: SupportedDtypes) -> tf.Tensor:
+        """Returns the packed code of a tensor as `dtypes.packed`; any floating dtype and shape, at least one element."""
         size = tensor.shape.num_elements()
-        packing = self.packing(size, wire)
+        packing = self.packing(size, dtypes)
         vector = tf.reshape(tensor, [-1])  # outside of the function, which is shared by all shapes of a size
-        return packing.to_wire(self._function(self._encode, size, packing)(vector, seed))
+        return packing.to_payload(self._function(self._encode, size, packing)(vector, seed))
 
-    def sum(self, packed: tf.Tensor, replicas: int, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
+    def sum(self, packed: tf.Tensor, replicas: int, size: int, dtypes: SupportedDtypes) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the sum [size] float32 of the vectors of replicas, and their checks [replicas] float32.
 
         `packed` are the packed codes of the replicas, concatenated.
         """
-        packing = self.packing(size, wire)
+        packing = self.packing(size, dtypes)
         return self._function(self._sum, size, packing)(packing.views(packed, replicas))
 
     def _encode(self, size: int, packing: Packing, vector: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -258,30 +258,32 @@ class CodecReducer(Vectorwise):
     def sum_vector(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        size, wire = x.shape[0], collectives.wire
-        if self._codec.recodes and collectives.size > 2 and wire.native_all_to_all:
+        size, dtypes = x.shape[0], collectives.dtypes
+        if self._codec.recodes and collectives.size > 2 and dtypes.native_all_to_all:
             return self._reduce_scatter(x, seed, collectives, name)
-        packed = self.coder.encode(x, seed, wire)
+        packed = self.coder.encode(x, seed, dtypes)
         [codes] = collectives.all_gather([packed], name=name)
-        total, checks = self.coder.sum(codes, collectives.size, size, wire)
-        return total, self.coder.sum(packed, 1, size, wire)[0], checks
+        total, checks = self.coder.sum(codes, collectives.size, size, dtypes)
+        return total, self.coder.sum(packed, 1, size, dtypes)[0], checks
 
     def _reduce_scatter(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        size, replicas, wire, coder = x.shape[0], collectives.size, collectives.wire, self.coder
+        size, replicas, dtypes, coder = x.shape[0], collectives.size, collectives.dtypes, self.coder
         part_size = -(-size // (replicas * _ALIGNMENT)) * _ALIGNMENT
         parts = tf.reshape(tf.pad(x, [[0, replicas * part_size - size]]), [replicas, part_size])
-        packed = [coder.encode(parts[rank], fold_in(seed, rank), wire) for rank in range(replicas)]
+        packed = [coder.encode(parts[rank], fold_in(seed, rank), dtypes) for rank in range(replicas)]
         [rank_codes] = collectives.all_to_all([tf.concat(packed, axis=0)], name=f"{name}/shares")
-        total, checks = coder.sum(rank_codes, replicas, part_size, wire)
+        total, checks = coder.sum(rank_codes, replicas, part_size, dtypes)
         # NaN if a replica's vector is not finite, so the check of the second encoding fails as well.
         total *= tf.where(tf.reduce_all(tf.math.is_finite(checks)), 1.0, float("nan"))
-        total_code = coder.encode(total, fold_in(seed, replicas), wire)
+        total_code = coder.encode(total, fold_in(seed, replicas), dtypes)
         [total_codes] = collectives.all_gather([total_code], name=f"{name}/sums")
         sums = tf.reshape(total_codes, [replicas, -1])
-        totals, checks = zip(*(coder.sum(sums[rank], 1, part_size, wire) for rank in range(replicas)), strict=True)
-        second_error = coder.sum(total_code, 1, part_size, wire)[0] - total
+        totals, checks = zip(*(coder.sum(sums[rank], 1, part_size, dtypes) for rank in range(replicas)), strict=True)
+        second_error = coder.sum(total_code, 1, part_size, dtypes)[0] - total
         owner = tf.one_hot(collectives.rank, replicas, dtype=tf.float32)
-        sent = [coder.sum(packed[rank], 1, part_size, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
+        sent = [
+            coder.sum(packed[rank], 1, part_size, dtypes)[0] + owner[rank] * second_error for rank in range(replicas)
+        ]
         return tf.concat(totals, axis=0)[:size], tf.concat(sent, axis=0)[:size], tf.concat(checks, axis=0)

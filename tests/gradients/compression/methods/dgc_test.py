@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.gradients.replicas import Runner
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.gradients.compression.methods.sparsification import DGC
 
 
@@ -66,7 +66,7 @@ def test_payload(size):
     x = tf.constant(np.random.default_rng(2).standard_normal(size).astype("float32"))
     state = [tf.zeros([size]), tf.zeros([size]), tf.constant(0)]
     for ratio in (0.16, 0.04, 0.01, 0.01):
-        recording = Recording(OneReplica())
+        recording = RecordingCollectives(OneReplica())
         state = reducer.reduce([x], state, recording, name="g").state
         assert recording.payload_bytes == 8 * (max(1, round(ratio * size)) + 1)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.gradients.compression.reducers import SEED, code_bytes, reduced
 from tests.gradients.replicas import Runner
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.gradients.compression import Codec
 from tfdist.gradients.compression.methods.sparsification import Threshold, TopK
 
@@ -113,7 +113,7 @@ def test_nan_is_sent_and_breaks_nothing(method):
 @given(st.integers(1, 300), st.sampled_from([1e-60, 1e-30, 0.5, 2.0, 1e30, 1e60]), st.integers(0, 99))
 def test_what_a_threshold_leaves_is_below_it(size, value, seed):
     x = np.random.default_rng(seed).standard_normal(size).astype("float32") * np.float32(min(value, 1e10))
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     limit = np.float32(max(1e-45, min(value, float(np.finfo("float32").max))))  # the value in float32
     [total], [sent], _, _ = reduced(Threshold(value=value), x, collectives=recording)
     np.testing.assert_array_equal(total, np.where(np.abs(x) >= limit, x, 0))

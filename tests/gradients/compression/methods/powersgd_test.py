@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.gradients.compression.reducers import named
 from tests.gradients.replicas import Runner, bits, initial, on_threads
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import create_reducer
 from tfdist.gradients.compression.codec import Codec
@@ -84,7 +84,10 @@ def test_payload(steps):
 def test_two_messages_whatever_the_buckets():
     """The method packs all factors itself: otherwise each bucket would cost two messages."""
     specs = [tf.TensorSpec([300, 400], tf.float32, f"v{i}") for i in range(5)]
-    reducer, recording = create_reducer(specs, "powersgd", small_bytes=1, bucket_bytes=1), Recording(OneReplica())
+    reducer, recording = (
+        create_reducer(specs, "powersgd", small_bytes=1, bucket_bytes=1),
+        RecordingCollectives(OneReplica()),
+    )
     reduced(reducer, [tf.ones(spec.shape) for spec in specs], collectives=recording)
     assert [call.shapes for call in recording.calls] == [((5 * 4 * 300,),), ((5 * 4 * 400,),)]
 
@@ -106,7 +109,7 @@ def test_any_shape_and_size(shape, rank, dtype, scale):
     dtype = tf.as_dtype(dtype)
     scale = min(scale, 1e3) if dtype == tf.float16 else scale
     x = tf.cast(tf.constant(np.random.default_rng(0).standard_normal(shape) * scale), dtype)
-    recording, reducer = Recording(OneReplica()), PowerSGD(rank=rank)
+    recording, reducer = RecordingCollectives(OneReplica()), PowerSGD(rank=rank)
     [total], [sent], _, witnesses = reduced(reducer, [x], collectives=recording)
     assert (total.shape, total.dtype) == (x.shape, dtype)
     assert all(tf.reduce_all(tf.math.is_finite(w)) for w in witnesses)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gradients.compression.reducers import reduced
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.gradients.compression.methods.random_projections import Projection, RandomK
 
 
@@ -72,7 +72,7 @@ def test_bounds_on_average(reducer, factor, tolerance):
 @pytest.mark.parametrize("make", [RandomK, Projection])
 @pytest.mark.parametrize("size", [1, 7, 1000, 50_000])
 def test_payload(size, make):
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     reduced(make(ratio=0.03), np.ones(size, "float32"), 0, collectives=recording)
     assert [call.operation for call in recording.calls] == ["all_reduce"]
     assert recording.payload_bytes == 4 * (max(1, round(0.03 * size)) + 1)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.gradients.replicas import Runner
-from tfdist.collectives import OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.gradients.compression.methods.random_projections import Sketch, _estimates, _sketch
 from tfdist.gradients.compression.random_draws import sign_bits
 
@@ -48,7 +48,7 @@ def test_elements_that_are_large_in_the_sum_alone_are_found(mirrored4):
 
 @pytest.mark.parametrize("size", [1, 300, 301, 5000])
 def test_payload(size):
-    recording = Recording(OneReplica())
+    recording = RecordingCollectives(OneReplica())
     x = tf.ones([size])
     [total], *_ = Sketch(columns=100, rows=3, k=7).reduce([x], [tf.constant(0)], recording, name="g")
     assert {call.operation for call in recording.calls} == {"all_reduce"}

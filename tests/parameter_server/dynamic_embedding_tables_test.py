@@ -1,4 +1,4 @@
-"""Tests of `tfdist.parameter_server.keyed_rows`: on servers in threads, and of one table by itself."""
+"""Tests of `tfdist.parameter_server.dynamic_embedding_tables`: on servers in threads, and of one table by itself."""
 
 from collections import Counter
 
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.parameter_server.variable_server_test import BIAS, options_of, push, served
+from tfdist.parameter_server.dynamic_embedding_tables import KeyedRows, initial_rows, rows_initializer
 from tfdist.parameter_server.embedding_tables import RemoteKeyedTable
-from tfdist.parameter_server.keyed_rows import KeyedRows, initial_rows, rows_initializer
 from tfdist.parameter_server.table_rows import TableForm, split
 from tfdist.parameter_server.update_order import Update
 

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, Recording
+from tfdist.collectives import Collectives, RecordingCollectives
 from tfdist.collectives.forwarding import SequentialCollectives
 from tfdist.config.spec import parse
 from tfdist.distribution.strategy import Strategy
@@ -170,7 +170,7 @@ class Exchange:
         "averaged" or "reset"; only the last two need the `optimizer`. `statistics` are averaged.
         """
         self.weights, self.global_weights = list(weights), GlobalWeights(weights, strategy, outer)
-        self.recording: Recording | None = None
+        self.recording: RecordingCollectives | None = None
         self._strategy, self._name, self._mixing = strategy, name, mixing
         self._slots = [] if optimizer_state == "local" else keras_internals.slots(optimizer)
         self._initial_slots = initial_slot_function(optimizer) if optimizer_state == "reset" else None
@@ -222,7 +222,7 @@ class Exchange:
 
         By default, the sum is divided into several messages, so that concurrent steps do not wait for all of it.
         """
-        self.recording = Recording(collectives or SequentialCollectives(self._strategy.step_collectives))
+        self.recording = RecordingCollectives(collectives or SequentialCollectives(self._strategy.step_collectives))
         reduction = self.reduction.reduce(summands, self.recording, name=self._name)
         result = self._update(reduction.totals)
         self.reduction.assign(reduction.state)
