@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 OF_ITS_STAGES = "A process of a pipeline has the weights of its own stages only"
 REFUSED = {
-    "targets": "Every process must read the same batches, in the same order",
+    "targets": "Every process must read the same batches in the same order",
     "form": "training data: form of an example differs",
     "activation": 'layer hidden: activation differs: rank 0 has "relu", rank 1 has "tanh"',
     "rate": 'optimizer sgd: learning_rate differs: rank 0 has "0.1',

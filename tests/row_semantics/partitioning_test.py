@@ -59,7 +59,7 @@ class Replicas:
     """A partitioned program, whose replicas are computed side by side, one operation after the other."""
 
     def __init__(self, traced: oracle.Traced, tensors: Sequence[tf.Tensor], size: int = 3):
-        self._evaluator, self._size = oracle.Evaluator(), size
+        self._evaluator, self._size, self.has_failed_assertion = oracle.Evaluator(), size, False
         with tf.__internal__.FuncGraph("replica").as_default() as self._graph:
             self._rank, self._parts = tf.compat.v1.placeholder(tf.int32, []), tf.compat.v1.placeholder(tf.int32, [size])
             self._arguments = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in traced.specs]
@@ -91,6 +91,7 @@ class Replicas:
                 else:
                     results = [self._evaluator.results(step, each) for each in inputs]
             except (tf.errors.OpError, KeyError):  # it or one of its inputs has failed
+                self.has_failed_assertion = self.has_failed_assertion or step.kind == b"Assert"
                 continue
             for replica, computed in zip(replicas, results, strict=True):
                 replica.update(zip(step.outputs, computed, strict=True))
@@ -119,10 +120,11 @@ def differences(program: list[programs.Instruction] | str, batches: Sequence[Bat
     found = []
     for (parts, arguments), alone in zip(data, runs, strict=True):
         wholes, shares = run(tf.constant(parts), *map(tf.constant, arguments))
+        found += ["an assertion has failed"] if run.has_failed_assertion else []
         tolerances, shares_of = traced.tolerances([alone]), iter(shares)
         for tensor, replicas in zip(tensors, wholes, strict=True):
             share = next(shares_of) if tensor.dtype.is_floating else []
-            if sum(parts) == 1 and tensor.op.name in traced.unbroadcast:
+            if tensor.op.name in traced.unbroadcast:  # over a dim of 1, gradients are summed or not, and then reshaped
                 continue
             if any(each is None for each in (*replicas, *share)):
                 found.append(f"{tensor.name} of {parts} has failed")

@@ -28,4 +28,4 @@ def test_processes_give_one_devices_result_or_refuse_data_that_differs():
             numbers = [[float(number) for number in text.split()] for text in (found[name], expected[name])]
             assert numbers[0] == pytest.approx(numbers[1], rel=1e-9), name
         for name in ("shuffled", "examples shuffled", "sharded", "validated by shards"):
-            assert found[name].startswith("Every process must read the same batches, in the same order"), found[name]
+            assert found[name].startswith("Every process must read the same batches in the same order"), found[name]
