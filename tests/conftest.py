@@ -13,7 +13,7 @@ os.environ["TFDIST_COMMUNICATION"] = "gloo"
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,6 +105,34 @@ def mesh4x1() -> "Strategy":
 
 
 @pytest.fixture
+def served() -> Iterator[Callable[..., "Strategy"]]:
+    """Returns a function that starts the strategy parameter_server with a server in this process."""
+    from tfdist.strategies.parameter_server import ParameterServer
+
+    from tfdist.cluster.environment import Cluster
+    from tfdist.coordination import LocalGroup
+
+    started = []
+
+    def start(staleness: str = "async", **options: int) -> "Strategy":
+        options |= {"cluster": Cluster(), "join": lambda _: LocalGroup(), "servers": 0}
+        started.append(ParameterServer(staleness=staleness, **options))
+        return started[-1]
+
+    yield start
+    for strategy in started:
+        strategy.close()
+
+
+@pytest.fixture
+def warned_once(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Returns a function that returns the warnings that are logged once per process."""
+    caplog.set_level("WARNING")
+    name = "tfdist.reporting.warn_once"
+    return lambda: [record.getMessage() for record in caplog.records if record.name == name]
+
+
+@pytest.fixture
 def clock() -> Clock:
     """A clock that stands still until its time is set."""
     return Clock()
@@ -121,15 +149,31 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def float64() -> Iterator[None]:
+def precision() -> Iterator[Callable[[str], None]]:
+    """Sets Keras's global precision, which is float32 again after the test."""
+    import keras
+
+    yield keras.config.set_dtype_policy
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def mixed_float16(monkeypatch: pytest.MonkeyPatch, precision: Callable[[str], None]) -> None:
+    """Clearing a session sets this policy, and not float32."""
+    import keras
+
+    monkeypatch.setattr(keras.utils, "clear_session", lambda **_: precision("mixed_float16"))
+
+
+@pytest.fixture
+def float64(precision: Callable[[str], None]) -> Iterator[None]:
     """Computes everything in float64, where rounding errors and bugs are far apart."""
     import keras
 
     keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    precision("float64")
     yield
     keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
 
 
 def _strategy(name: str, **options: object) -> "Strategy":

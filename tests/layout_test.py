@@ -4,10 +4,8 @@ import json
 import pathlib
 import re
 import shlex
-from collections.abc import Iterator
 from typing import Any
 
-import keras
 import pytest
 
 from tests import documented_json
@@ -17,17 +15,11 @@ from tfdist.config.layout_config import LayoutConfig
 from tfdist.errors import byte_size
 
 ROOT = pathlib.Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("precision")  # which the command sets
 MESHES = sorted(
     path for path in (ROOT / "examples" / "flagfiles").glob("*.flags") if "--strategy=mesh\n" in path.read_text()
 )
 LANGUAGE = ("--model=transformer(layers=1,width=16,heads=2)", "--dataset=text(length=16)", "--batch_size=8")
-
-
-@pytest.fixture(autouse=True)
-def float32_again() -> Iterator[None]:
-    """The command sets Keras's global precision."""
-    yield
-    keras.config.set_dtype_policy("float32")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:

@@ -7,15 +7,10 @@ from tfdist import keras_internals, verify
 from tfdist.cli.output import Output
 from tfdist.config.train_config import VerifyConfig
 
+pytestmark = pytest.mark.usefixtures("precision")
 GIVEN = {"strategy": "mirrored", "devices": 2, "model": "mlp(hidden=(8,))", "batch_size": 13, "steps": 3}
 IN_16_BITS = {"precision": "mixed_bfloat16", "batch_size": 24, "steps": 4}
 ATTENTION = {"model": "tests.verify_test:attending", "optimizer": "adamw", "accumulate_steps": 3, "clip_norm": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def in_float32():
-    yield
-    keras.config.set_dtype_policy("float32")
 
 
 def verified(capsys, **given):

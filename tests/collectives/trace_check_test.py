@@ -1,30 +1,19 @@
 """Sequences of collectives that differ between processes: every process names the first call that differs."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tensorflow as tf
 
+from tests.coordination.members import members
 from tfdist.collectives import RecordedCall
 from tfdist.collectives.trace_check import agree_on_plan
-from tfdist.coordination import RemoteGroup, Server
-from tfdist.coordination.job_token import listen
+from tfdist.coordination import RemoteGroup
 from tfdist.errors import InputError
 
 SUM = RecordedCall("all_reduce", "gradients/0", (tf.float32, tf.float32), ((3, 4), (None,)))
 LOSS = RecordedCall("all_reduce", "loss", (tf.float32,), ((),))
-
-
-@contextlib.contextmanager
-def two() -> Iterator[list[RemoteGroup]]:
-    server = Server(listen("127.0.0.1:0", ""), size=2, token="token")
-    groups = [RemoteGroup(server.address, rank=rank, size=2, token="token", timeout=5.0) for rank in range(2)]
-    yield groups
-    for group in groups:
-        group.leave()
-    server.close()
 
 
 def said(plans: Sequence[Sequence[RecordedCall]]) -> list[str]:
@@ -37,7 +26,7 @@ def said(plans: Sequence[Sequence[RecordedCall]]) -> list[str]:
             return str(error)
         return ""
 
-    with two() as groups, ThreadPoolExecutor() as pool:
+    with members(2) as groups, ThreadPoolExecutor() as pool:
         return list(pool.map(tell, groups, plans, timeout=300))
 
 

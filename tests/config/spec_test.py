@@ -185,11 +185,6 @@ def test_calls_with_the_arguments_that_fit():
             {"x": 8},
             "f must be a function with a signature that Python can inspect. Received: ValueError: no signature found",
         ),
-        (
-            3,
-            {},
-            "f must be a function with a signature that Python can inspect. Received: TypeError: 3 is not a callable",
-        ),
         (_open_ended, {"width": 1, "widht": 8}, "ValueError: Argument(s) not recognized: {'widht': 8}. Did you mean"),
     ],
 )

@@ -116,7 +116,6 @@ OWN = "third.party:Class"
             (tf_config(2, 1), name, {}, f"--strategy={name} is for a single process.*TF_CONFIG .* rank 1 of 2.*auto")
             for name in ("single", "mirrored", "tpu")
         ),
-        ({}, "multiworker", {}, "Received no TF_CONFIG. Example: TF_CONFIG='{"),
         (mpi("1", "2"), "multiworker", {}, "MPI's variables.*TFDIST_COORDINATOR"),  # where rank 0 is
         ({}, OWN, declared(Processes.SEVERAL), f"--strategy={OWN} needs to know its workers"),
         (tf_config(2, 1), OWN, declared(Processes.ONE), f"--strategy={OWN} is for a single process"),

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfdist
 from tests.keras_fit.models import Damped
 from tfdist.collectives import OneReplica
-from tfdist.distribution.factory import create, strategy_class
+from tfdist.distribution.factory import strategy_class
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 
@@ -60,20 +60,6 @@ def test_a_constructor_that_asks_for_the_start_timeout_gets_it(third_party, monk
 def test_what_is_no_strategy_is_refused(third_party):
     with pytest.raises(InputError, match="must name a subclass of tfdist.Strategy. Received: 3"):
         strategy_class(f"{third_party}:NUMBER")
-
-
-def test_options_that_are_not_known(single):
-    with pytest.raises(InputError, match="The strategy mirrored has no option device.*devices"):
-        create("mirrored", single.cluster, lambda cluster: single.group, {"device": 2})
-
-
-def test_options_whose_value_is_for_another_strategy_are_refused() -> None:
-    variables = {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'}
-    with pytest.raises(InputError) as raised:
-        tfdist.load_strategy("multiworker", communication="gloo", environment=variables)
-    assert str(raised.value) == (
-        "communication must be auto, ring or nccl for strategy=multiworker. Received: communication=gloo."
-    )
 
 
 def test_the_scope_makes_it_current(single, mirrored2):

@@ -28,10 +28,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 @pytest.fixture
 def worker(float64: None) -> dict[str, Any]:
     """The worker's models and data."""
-    loaded = runpy.run_path(str(WORKER), run_name="worker")
-    yield loaded
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
+    return runpy.run_path(str(WORKER), run_name="worker")
 
 
 def same(ranks: Outcomes, key: str) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Keras's own `fit` with arrays: labels that cannot be right are refused, and what is suspicious is said once."""
 
-import logging
-
 import keras
 import numpy as np
 import pytest
@@ -9,15 +7,9 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import InputError
-from tfdist.reporting import warn_once
 
 X = np.random.default_rng(0).standard_normal((20, 4)).astype("float32")
 Y = np.arange(20) % 3
-
-
-@pytest.fixture(autouse=True)
-def warnings_captured(caplog):
-    caplog.set_level(logging.WARNING)
 
 
 def fit(strategy, x, y=None, from_logits=True):
@@ -34,9 +26,9 @@ def test_labels_out_of_range_are_refused(mirrored2):
         fit(mirrored2, X, Y + 1)
 
 
-def test_what_is_suspicious_is_said_once(mirrored2, caplog):
+def test_what_is_suspicious_is_said_once(mirrored2, warned_once):
     fit(mirrored2, X, Y, from_logits=False)
-    [text] = [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
+    [text] = warned_once()
     assert "from_logits=False" in text
 
 

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.adding_loss import AddsLoss, mean_square
 from tests.keras_fit.comparing import both
 from tests.selection import quick
 
@@ -69,14 +70,6 @@ class Error(keras.metrics.Metric):
         return self.total / self.rows
 
 
-class PenalizedMean(layers.Layer):
-    """Adds a mean over the batch to the loss."""
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x + 3)))
-        return x
-
-
 LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], list[layers.Layer]]]] = {
     "conv1d_dilated": (SERIES, lambda: [layers.Conv1D(4, 2, dilation_rate=4, padding="causal")]),
     "conv2d": (IMAGES, lambda: [layers.Conv2D(4, 3, strides=2), layers.ReLU()]),
@@ -92,7 +85,10 @@ LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], list[layers.Layer]]]] = {
         SERIES,
         lambda: [layers.Conv1D(4, 3), NotFinite(), tfdist.layers.SyncBatchNormalization(), Contrast(), NotFinite()],
     ),
-    "penalized": (SERIES, lambda: [layers.Conv1D(4, 3, activity_regularizer="l2"), PenalizedMean()]),
+    "penalized": (
+        SERIES,
+        lambda: [layers.Conv1D(4, 3, activity_regularizer="l2"), AddsLoss(lambda x: 0.1 * mean_square(x + 3))],
+    ),
 }
 
 

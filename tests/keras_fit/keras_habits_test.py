@@ -193,19 +193,16 @@ def test_a_step_without_call_and_labels(loss: str | None, as_one_device: Compare
     as_one_device(make, use)
 
 
-def test_what_is_saved_of_a_scaled_loss_is_all_of_it(mirrored2: tfdist.Strategy, tmp_path: Any) -> None:
+def test_what_is_saved_of_a_scaled_loss_is_all_of_it(mirrored2: tfdist.Strategy, tmp_path: Any, precision: Any) -> None:
     keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        with mirrored2.scope():
-            model = dense()
-            model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
-            model.set_weights([0.1 * weight for weight in model.get_weights()])
-        tfdist.distribute(model, mirrored2).fit(X, 0.1 * Y, batch_size=6, verbose=0)  # so small that no step overflows
-        model.save(tmp_path / "model.keras")
-        loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
-    finally:
-        keras.config.set_dtype_policy("float32")
+    precision("mixed_float16")
+    with mirrored2.scope():
+        model = dense()
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+        model.set_weights([0.1 * weight for weight in model.get_weights()])
+    tfdist.distribute(model, mirrored2).fit(X, 0.1 * Y, batch_size=6, verbose=0)  # so small that no step overflows
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
     ours = model.optimizer
     assert isinstance(ours, keras.optimizers.LossScaleOptimizer)
     for name in ("iterations", "dynamic_scale"):
@@ -255,14 +252,14 @@ def root_mean_square(y_true: Any, y_pred: Any) -> Any:
     ids=["layer", "loss and metric", "loss of all rows", "train step"],
 )
 def test_own_code_in_mixed_float16(
-    model: Any, layers: Any, compiled: Any, overflows: bool, mirrored2: tfdist.Strategy, monkeypatch: Any
+    model: Any, layers: Any, compiled: Any, overflows: bool, mirrored2: Any, monkeypatch: Any, precision: Any
 ) -> None:
     """If gradients of one of three batches overflow, its step is skipped, and the scale is halved."""
     monkeypatch.setattr("tests.keras_fit.comparing.TOLERANCE", 2e-3)
     labels = np.where(np.arange(len(X))[:, None] == 9, 1e6, Y) if overflows else Y
 
     def make() -> keras.Model:
-        keras.config.set_dtype_policy("mixed_float16")
+        precision("mixed_float16")
         inputs = hidden = keras.Input((5,))
         for layer in (keras.layers.Dense(4, "tanh"), *[layer() for layer in layers]):
             hidden = layer(hidden)
@@ -274,10 +271,7 @@ def test_own_code_in_mixed_float16(
         history = made.fit(X, labels, batch_size=8, epochs=4, shuffle=False, verbose=0).history
         return history, float(tf.convert_to_tensor(made.optimizer.dynamic_scale)), int(made.optimizer.iterations)
 
-    try:
-        ours, plain = both(mirrored2, make, use)
-    finally:
-        keras.config.set_dtype_policy("float32")
+    ours, plain = both(mirrored2, make, use)
     assert not differences(ours, plain)
     assert plain[0][1:] == ((16.0, 8) if overflows else (256.0, 12))
 

@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tests.adding_loss import AddsLoss, mean_square
+from tests.step.user_metrics import OneVariable
 
 EXAMPLES = 44  # of which 33 are trained with; with batches of 8 the last one has 1
 
@@ -105,31 +107,18 @@ def recurrent() -> Program:
     return Program(model, tokens.astype("int32"), _random().integers(0, 3, (EXAMPLES, 5)))
 
 
-class Penalized(keras.layers.Layer):
-    def call(self, x: Any) -> Any:
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
-        return x
-
-
 def with_add_loss() -> Program:
     inputs = keras.Input((6,))
-    hidden = Penalized()(keras.layers.Dense(5, activity_regularizer="l2")(inputs))
+    hidden = AddsLoss(lambda x: 0.1 * mean_square(x))(keras.layers.Dense(5, activity_regularizer="l2")(inputs))
     model = keras.Model(inputs, keras.layers.Dense(1, bias_regularizer="l1")(hidden))
     model.compile(keras.optimizers.SGD(0.05), "mse")
     return Program(model, _features(), _random().normal(size=(EXAMPLES, 1)))
 
 
-class LargeErrors(keras.metrics.Metric):
-    def __init__(self, name: str = "large_errors") -> None:
-        super().__init__(name=name)
-        self.found = self.add_weight(name="found", initializer="zeros")
-
+class LargeErrors(OneVariable):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         large = keras.ops.abs(keras.ops.cast(y_true, y_pred.dtype) - y_pred) > 1
-        self.found.assign_add(keras.ops.sum(keras.ops.cast(large, self.dtype)))
-
-    def result(self) -> Any:
-        return self.found + 0
+        self.value.assign_add(keras.ops.sum(keras.ops.cast(large, self.dtype)))
 
 
 def squared(y_true: Any, y_pred: Any) -> Any:

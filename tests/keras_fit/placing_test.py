@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.adding_loss import AddsLoss
 from tests.keras_fit.comparing import differences
 from tests.selection import quick
 
@@ -108,12 +109,6 @@ def test_a_model_of_the_scope(use: Use, used_inside: bool, float64: None, mirror
     assert not differences(run(use, mirrored2, made_inside=True, used_inside=used_inside), run(use, None))
 
 
-class Penalty(keras.layers.Layer):
-    def call(self, x: Any) -> Any:
-        self.add_loss(keras.ops.mean(x**2))
-        return x
-
-
 @pytest.mark.parametrize("place", [1, 2])
 def test_a_loss_of_a_layer_beside_one_that_communicates(place: int, float64: None, mirrored2: tfdist.Strategy) -> None:
     """While a replica waits for communication in its forward pass, another one continues and adds its own losses."""
@@ -121,7 +116,7 @@ def test_a_loss_of_a_layer_beside_one_that_communicates(place: int, float64: Non
     def fit(strategy: tfdist.Strategy | None) -> Any:
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
-        layers.insert(place, Penalty())
+        layers.insert(place, AddsLoss())
         model = keras.Sequential([keras.Input((5,)), *layers])
         model.compile("sgd", "sparse_categorical_crossentropy")
         if strategy:

@@ -13,6 +13,7 @@ from tests.keras_fit import models
 from tests.keras_fit.comparing import Compare
 from tests.keras_fit.models import error
 from tests.selection import quick
+from tests.step.user_metrics import OneVariable
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(19, 5))  # with batches of 6, the last one has a single row
@@ -109,28 +110,21 @@ def test_by_keras_fit(as_one_device: Compare, name: str, caplog: pytest.LogCaptu
     assert "needs all rows" not in caplog.text
 
 
-class Rows(keras.metrics.Metric):
+class Rows(OneVariable):
     """The number of rows: unlike a mean, it differs if replicas' values are added up twice."""
 
-    def __init__(self) -> None:
-        super().__init__(name="rows")
-        self.count = self.add_weight(name="count", initializer="zeros")
-
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.count.assign_add(tf.cast(tf.shape(y_pred)[0], self.count.dtype))
-
-    def result(self) -> Any:
-        return self.count + 0
+        self.value.assign_add(tf.cast(tf.shape(y_pred)[0], self.value.dtype))
 
 
-class SignErrors(Rows):
+class SignErrors(OneVariable):
     """A metric whose result is a dict, as of one that has a score for each class."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.count.assign_add(tf.reduce_sum(tf.cast((y_true > 0) != (y_pred > 0), self.count.dtype)))
+        self.value.assign_add(tf.reduce_sum(tf.cast((y_true > 0) != (y_pred > 0), self.value.dtype)))
 
     def result(self) -> Any:
-        return {"errors": self.count + 0, "squared": self.count**2}
+        return {"errors": self.value + 0, "squared": self.value**2}
 
 
 class Scaled(keras.Model):

@@ -2,7 +2,7 @@
 
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,8 +15,6 @@ from tests import processes
 from tests.keras_fit.comparing import differences, plain_run
 from tests.keras_fit.models import PROGRAMS, Program, run
 from tests.workers import running
-from tfdist.cluster.environment import Cluster
-from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
 SCRIPT = str(pathlib.Path(__file__).with_name("served_program.py"))
@@ -67,11 +65,9 @@ def test_two_workers_give_the_numbers_of_plain_keras(
 
 
 @pytest.fixture
-def served() -> Iterator[ParameterServer]:
+def served(served: Callable[[], ParameterServer]) -> ParameterServer:
     """A worker with a server in this process."""
-    strategy = ParameterServer(cluster=Cluster(), join=lambda _: LocalGroup(), servers=0, staleness="async")
-    yield strategy
-    strategy.close()
+    return served()
 
 
 def distributed(strategy: ParameterServer, make: Callable[[], Program]) -> Program:
@@ -105,19 +101,14 @@ def trained(strategy: ParameterServer, make: Callable[[], Program] = small) -> k
 
 
 def test_a_loss_scale_optimizer_is_that_of_plain_keras(
-    served: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    served: ParameterServer, mixed_float16: None, tmp_path: pathlib.Path
 ) -> None:
-    # Clearing a session also resets the policy.
-    monkeypatch.setattr(keras.utils, "clear_session", lambda **_: keras.config.set_dtype_policy("mixed_float16"))
-    try:
-        model = trained(served)
-        keras.utils.set_random_seed(1)
-        plain = small()
-        plain.model.fit(plain.x, plain.y, batch_size=4, verbose=0)
-        model.save(tmp_path / "model.keras")
-        loaded = keras.models.load_model(tmp_path / "model.keras")
-    finally:
-        keras.config.set_dtype_policy("float32")
+    model = trained(served)
+    keras.utils.set_random_seed(1)
+    plain = small()
+    plain.model.fit(plain.x, plain.y, batch_size=4, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     for found, expected in zip(loaded.optimizer.variables, plain.model.optimizer.variables, strict=True):
         assert "step_counter" in expected.path or found.numpy().tobytes() == expected.numpy().tobytes(), expected.path

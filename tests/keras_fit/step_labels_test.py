@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.adding_loss import AddsLoss
 from tests.keras_fit.comparing import Compare, both, differences
 from tests.keras_fit.rows import X, Y, fitted, functional, sequential
 from tests.selection import quick
@@ -16,24 +17,12 @@ from tests.selection import quick
 ops = keras.ops
 
 
-class LossInALayer(keras.layers.Layer):
-    """Adds a loss, computed from its inputs by a function."""
-
-    def __init__(self, loss: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.loss = loss
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(self.loss(x))
-        return x
-
-
 def momentum(rate: float = 0.1) -> keras.Optimizer:
     return keras.optimizers.SGD(rate, momentum=0.9)
 
 
 def added(loss: Callable[[Any], Any]) -> Callable[[], keras.Model]:
-    return lambda: sequential(LossInALayer(loss), optimizer=momentum())
+    return lambda: sequential(AddsLoss(loss), optimizer=momentum())
 
 
 def compiled(loss: Callable[[Any, Any], Any]) -> Callable[[], keras.Model]:
@@ -185,7 +174,7 @@ def test_batch_normalization_is_no_reason(float64: None, mirrored2: tfdist.Strat
     """Its local statistics have the same distribution; synchronized ones equal those of one device."""
 
     def make() -> keras.Model:
-        added = LossInALayer(lambda x: ops.mean(x**4))
+        added = AddsLoss(lambda x: ops.mean(x**4))
         return sequential(keras.layers.BatchNormalization(), added, optimizer="sgd")
 
     assert differences(*both(mirrored2, make, fitted))

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
+from tests.adding_loss import AddsLoss
 from tfdist import keras_internals
 from tfdist.errors import InputError
 
@@ -133,15 +134,10 @@ def test_layers_at_any_depth():
 
 
 def test_losses_of_weights_and_of_data_are_separate():
-    class Adds(keras.layers.Layer):
-        def call(self, x):
-            self.add_loss(7.0 * keras.ops.mean(x))
-            return x
-
     dense = keras.layers.Dense(
         2, kernel_regularizer=keras.regularizers.L1(0.5), kernel_initializer="ones", activity_regularizer="l1"
     )
-    model = keras.Sequential([keras.Input((3,)), dense, Adds()])
+    model = keras.Sequential([keras.Input((3,)), dense, AddsLoss(lambda x: 7.0 * keras.ops.mean(x))])
     x = tf.ones([4, 3])
     model(x)
     assert [float(loss) for loss in keras_internals.weight_losses(model)] == [0.5 * 6]

@@ -1,20 +1,13 @@
 """A launcher whose output is lost: a terminal that is closed, as at the end of an ssh session, and full disks."""
 
-import contextlib
-import fcntl
 import os
-import pathlib
 import re
-import select
-import struct
 import subprocess
 import sys
-import termios
-import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.terminals import Terminal
 from tests.waiting import DEADLINE
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -72,72 +65,24 @@ def rendered(output: bytes) -> list[str]:
     return lines
 
 
-class Terminal:
-    """A launcher on a new terminal."""
-
-    def __init__(self, directory: pathlib.Path, program: str, is_controlled: bool):
-        self._master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.output = b""
-        launch = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", sys.executable, "-c", program]
-        # A session leader that opens a terminal gets SIGHUP when it closes; one that only inherits it does not.
-        words = ["sh", "-c", 'exec "$@" <>"$0" >&0 2>&1', os.ttyname(slave), *launch] if is_controlled else launch
-        self._process = subprocess.Popen(words, cwd=directory, stdout=slave, stderr=slave, start_new_session=True)
-        os.close(slave)
-
-    def wait_for(self, text: bytes, count: int) -> None:
-        said, end = b"", time.monotonic() + DEADLINE
-        while said.count(text) < count and select.select([self._master], [], [], max(0.0, end - time.monotonic()))[0]:
-            said += os.read(self._master, 1 << 16)
-        assert said.count(text) >= count
-
-    def end(self) -> int:
-        """Reads until the launcher ends; returns its exit code."""
-        with contextlib.suppress(OSError):  # nobody has the terminal open any more
-            while data := os.read(self._master, 1 << 16):
-                self.output += data
-        return self._process.wait(timeout=DEADLINE)
-
-    def close(self) -> int:
-        """Closes the terminal; returns the launcher's exit code."""
-        os.close(self._master)
-        return self._process.wait(timeout=DEADLINE)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+LAUNCH = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--"]
 
 
-@pytest.fixture
-def terminal(tmp_path: pathlib.Path) -> Iterator[Callable[..., Terminal]]:
-    started = []
-
-    def start(program: str, is_controlled: bool) -> Terminal:
-        started.append(Terminal(tmp_path, program, is_controlled))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
-
-
-def test_the_bar_of_rank_0_is_below_the_lines_of_all_ranks(terminal, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    one = terminal(BAR, is_controlled=True)
-    assert one.end() == 0
-    shown = [line for line in rendered(one.output) if not line.startswith("tfdist launch: ")]
+def test_the_bar_of_rank_0_is_below_the_lines_of_all_ranks(tmp_path) -> None:
+    with Terminal([*LAUNCH, sys.executable, "-c", BAR], tmp_path, "xterm") as one:
+        assert one.end() == 0
+    shown = [line for line in rendered(one.said) if not line.startswith("tfdist launch: ")]
     assert sorted(shown) == sorted(
         ["", "[0] bar 100%", "[0] columns 75", *(f"[1] line {number}" for number in range(5))]
     )
-    assert one.output.count(b"bar ") > 5, "every state is shown"
+    assert one.said.count(b"bar ") > 5, "every state is shown"
     assert sorted((tmp_path / "logs" / "rank-0.log").read_text().splitlines()) == ["bar 100%", "columns 75"]
 
 
-def test_a_terminal_without_a_cursor_gets_lines(terminal, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    one = terminal(BAR, is_controlled=True)
-    assert one.end() == 0
-    assert b"\x1b" not in one.output and b"[0] columns None" in one.output
+def test_a_terminal_without_a_cursor_gets_lines(tmp_path) -> None:
+    with Terminal([*LAUNCH, sys.executable, "-c", BAR], tmp_path, "dumb") as one:
+        assert one.end() == 0
+    assert b"\x1b" not in one.said and b"[0] columns None" in one.said
 
 
 @pytest.mark.parametrize(
@@ -148,15 +93,17 @@ def test_a_terminal_without_a_cursor_gets_lines(terminal, tmp_path, monkeypatch)
         (3.5, 75, 0.1, False),  # closed without a signal, as to a background job; more time than after a failure
     ],
 )
-def test_a_terminal_that_is_closed_lets_the_ranks_save(seconds, code, pause, is_controlled, terminal, tmp_path) -> None:
-    one = terminal(SAVING.format(seconds=seconds, code=code, pause=pause), is_controlled)
-    one.wait_for(b"ready", 2)
-    assert one.close() == code
+def test_a_terminal_that_is_closed_lets_the_ranks_save(seconds, code, pause, is_controlled, tmp_path) -> None:
+    program = SAVING.format(seconds=seconds, code=code, pause=pause)
+    with Terminal([*LAUNCH, sys.executable, "-c", program], tmp_path, "xterm", is_controlled=is_controlled) as one:
+        one.wait_for(b"ready", 2)
+        one.screen.close()
+        assert one.process.wait(DEADLINE) == code
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
 def test_output_that_finds_no_room_is_lost_and_the_job_goes_on(tmp_path) -> None:
-    command = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", "sh", "-c", "echo one; echo two >&2"]
+    command = [*LAUNCH, "sh", "-c", "echo one; echo two >&2"]
     with open("/dev/full", "w") as full:
         assert subprocess.run(command, cwd=tmp_path, stdout=full, stderr=full, timeout=DEADLINE).returncode == 0
     assert sorted((tmp_path / "logs" / "rank-1.log").read_text().split()) == ["one", "two"]

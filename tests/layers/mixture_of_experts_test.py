@@ -193,14 +193,11 @@ def test_metrics_of_a_layer_are_those_of_all_replicas(single, mirrored2):
     assert last["moe_dropped"] == 0
 
 
-def test_loads_are_added_up_in_float32_where_layers_compute_in_16_bits(single):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        layer = made()
-        for _ in range(40):
-            layer(np.tile(X, (8, 1, 1)), training=False)
-    finally:
-        keras.config.set_dtype_policy("float32")
+def test_loads_are_added_up_in_float32_where_layers_compute_in_16_bits(single, precision):
+    precision("mixed_bfloat16")
+    layer = made()
+    for _ in range(40):
+        layer(np.tile(X, (8, 1, 1)), training=False)
     assert float(tf.reduce_sum(layer.load.tokens) + layer.load.dropped) == 40 * 64 * 12 * 2
 
 

@@ -167,18 +167,14 @@ def test_refuses(which, message):
     assert message in str(raised.value)
 
 
-def test_frozen_weights_keep_every_bit_in_mixed_precision(single):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
+def test_frozen_weights_keep_every_bit_in_mixed_precision(single, precision):
+    def build():
+        model = normalized()
+        model.get_layer("first").trainable = False
+        return model
 
-        def build():
-            model = normalized()
-            model.get_layer("first").trainable = False
-            return model
-
-        data = (RANDOM.standard_normal((32, 6)).astype("float32"), NEXT[:, 0])
-        expected, found = (trained(single, which, build, data) for which in ("none", "full"))
-    finally:
-        keras.config.set_dtype_policy("float32")
+    precision("mixed_bfloat16")
+    data = (RANDOM.standard_normal((32, 6)).astype("float32"), NEXT[:, 0])
+    expected, found = (trained(single, which, build, data) for which in ("none", "full"))
     np.testing.assert_array_equal(found["first/kernel"], expected["first/kernel"])
     np.testing.assert_allclose(found["last/kernel"], expected["last/kernel"], atol=0.02)

@@ -121,15 +121,12 @@ def test_rules_without_effect_are_told(caplog):
     assert "Nothing is sharded over the axis model: its 2 devices do the same work." in caplog.text
 
 
-def test_a_constraint_keeps_the_precision_of_its_tensor():
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        inputs = keras.Input((6, 4))
-        found = tfdist.constrain(keras.layers.Softmax(dtype="float32")(inputs), "batch sequence embed")
-        assert found.dtype == "float32"
-        assert keras.Model(inputs, found)(X).dtype == tf.float32
-    finally:
-        keras.config.set_dtype_policy("float32")
+def test_a_constraint_keeps_the_precision_of_its_tensor(precision):
+    precision("mixed_bfloat16")
+    inputs = keras.Input((6, 4))
+    found = tfdist.constrain(keras.layers.Softmax(dtype="float32")(inputs), "batch sequence embed")
+    assert found.dtype == "float32"
+    assert keras.Model(inputs, found)(X).dtype == tf.float32
 
 
 def test_it_is_checked_alone_outside_of_a_step(split):

@@ -1,13 +1,12 @@
 """Training with embeddings of which the worker has no copy, with a server in this process."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
-from tfdist.strategies.parameter_server import ParameterServer
 
 import tfdist
-from tfdist.cluster.environment import Cluster
-from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
 FULL = pytest.mark.full
@@ -18,18 +17,9 @@ Y = RNG.normal(size=(64, 1))
 
 
 @pytest.fixture
-def served():
-    """Returns a function that starts the strategy with a server in this process; every embedding is split by rows."""
-    started = []
-
-    def start(**options):
-        options = {"staleness": "async", "min_table_bytes": 0, **options}
-        started.append(ParameterServer(cluster=Cluster(), join=lambda _: LocalGroup(), servers=0, **options))
-        return started[-1]
-
-    yield start
-    for strategy in started:
-        strategy.close()
+def served(served):
+    """Splits every embedding by rows."""
+    return functools.partial(served, min_table_bytes=0)
 
 
 def wide_and_deep():

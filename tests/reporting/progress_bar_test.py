@@ -7,18 +7,12 @@ import sys
 import pytest
 from rich.console import Console
 
+from tests.cluster.terminal_test import Terminal
 from tfdist.reporting import RunPlan, python_logging
 from tfdist.reporting.display import BarText, TerminalReporter, terminal_or_plain
 from tfdist.reporting.plain_reporter import PlainReporter
 
 PLAN = RunPlan(total_steps=500, batch_size=64, examples_per_epoch=1437)
-
-
-class Terminal(io.StringIO):
-    """A stream that claims to be a terminal."""
-
-    def isatty(self):
-        return True
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.adding_loss import AddsLoss, mean_square
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.step import loss
@@ -41,18 +42,10 @@ def two_outputs(as_dict=False):
     return keras.Model(inputs, {"a": a, "b": b} if as_dict else [a, b])
 
 
-class AddsLoss(keras.layers.Layer):
-    """Adds the mean square of its rows, in the way that layers should."""
-
-    def call(self, x):
-        self.add_loss(0.3 * keras.ops.mean(keras.ops.square(x)))
-        return x
-
-
 def regularized(add_loss=False):
     options = {"kernel_regularizer": "l2", "bias_regularizer": "l1", "bias_initializer": "ones"}
     hidden = keras.layers.Dense(4, activity_regularizer=keras.regularizers.L2(0.1), **options)
-    more = [AddsLoss()] if add_loss else []
+    more = [AddsLoss(lambda x: 0.3 * mean_square(x))] if add_loss else []
     return keras.Sequential([keras.Input((6,)), hidden, *more, keras.layers.Dense(3, **options)])
 
 

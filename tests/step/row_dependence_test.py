@@ -9,24 +9,13 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.adding_loss import AddsLoss
 from tests.step.row_dependence import dependence, names
 from tests.step.user_metrics import mean, per_row, root, total, where_positive
 from tfdist.errors import InputError
 
 ops = keras.ops
 X, Y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
-
-
-class Adding(keras.layers.Layer):
-    """Adds a loss that is computed from its inputs."""
-
-    def __init__(self, loss: Callable[[Any], Any]):
-        super().__init__(name="adding")
-        self._loss = loss
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(0.1 * self._loss(x))
-        return x
 
 
 class Sampling(keras.layers.Layer):
@@ -81,16 +70,13 @@ CASES: dict[str, tuple[Any, list[Callable[[], keras.layers.Layer]], list[str]]] 
     "mean over a mask": (where_positive, [], ["where_positive"]),
     "class": (OfClass(), [], ["of_class"]),
     "function for one size": (of_pairs, [], ["of_pairs"]),
-    "added mean": (mean, [lambda: Adding(lambda x: ops.mean(ops.square(x)))], []),
-    "added sum": (mean, [lambda: Adding(lambda x: ops.sum(ops.square(x)))], ["the loss added by adding"]),
+    "added mean": (mean, [AddsLoss], []),
+    "added sum": (mean, [lambda: AddsLoss(lambda x: ops.sum(x**2), name="adding")], ["the loss added by adding"]),
     "added mean of draws": (mean, [Sampling], []),
     "added mean of a layer with a state": (per_row, [Counting], []),
     "added in a layer behind one that couples rows": (
         mean,
-        [
-            lambda: keras.layers.Lambda(lambda x: x - ops.max(x, axis=0)),
-            lambda: Adding(lambda x: ops.mean(ops.square(x))),
-        ],
+        [lambda: keras.layers.Lambda(lambda x: x - ops.max(x, axis=0)), AddsLoss],
         [],
     ),
 }

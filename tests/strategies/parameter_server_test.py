@@ -32,20 +32,6 @@ CASE = testing.Case(model="cnn", optimizer="sgd")
 NUMBERS = ("value replicas", "value batch_schedule")
 
 
-@pytest.fixture
-def served():
-    """Returns a function that starts the strategy with a server in this process."""
-    started = []
-
-    def start(staleness="async"):
-        started.append(ParameterServer(cluster=Cluster(), join=lambda _: LocalGroup(), servers=0, staleness=staleness))
-        return started[-1]
-
-    yield start
-    for strategy in started:
-        strategy.close()
-
-
 def launched(command, directory, workers=2, servers=2):
     """Returns the command that starts workers and servers of a command of Python."""
     flags = [f"--processes={workers}", f"--servers={servers}", f"--log_dir={directory}/logs"]
@@ -293,14 +279,6 @@ def test_a_resumed_run_has_the_errors_of_compressed_gradients(staleness, served,
     train(3, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every=3))
     (found, errors), (expected, _) = train(6), train(6, checkpoints=None)
     assert found == expected and all(np.any(error) for error in errors)
-
-
-@pytest.fixture
-def mixed_float16(monkeypatch):
-    # Clearing a session also resets the policy.
-    monkeypatch.setattr(keras.utils, "clear_session", lambda **_: keras.config.set_dtype_policy("mixed_float16"))
-    yield
-    keras.config.set_dtype_policy("float32")
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,13 @@ def test_sharded_weights_that_more_than_their_layers_read(single, sharded, float
 
 
 @pytest.mark.parametrize("bits", quick(["bfloat16", "float16"], "bfloat16"))
-def test_mixed_precision(single, sharded, bits):
+def test_mixed_precision(single, sharded, bits, precision):
     """Computed in 16 bits, stored and updated in 32: as close to one device as 16 bits allow."""
     data = (RANDOM.integers(0, 12, (16, 6)), RANDOM.integers(0, 12, (16, 6)))
 
     def trained(strategy):
         keras.utils.clear_session(free_memory=False)  # which also resets the policy
-        keras.config.set_dtype_policy(f"mixed_{bits}")
+        precision(f"mixed_{bits}")
         with strategy.scope():
             trainer = trainer_of(strategy, optimizer=keras.optimizers.SGD(0.1))
         first, model = values(trainer), trainer.model
@@ -91,10 +91,7 @@ def test_mixed_precision(single, sharded, bits):
         assert model.get_layer("block_0_ffn_in").compute_dtype == bits
         return first, values(trainer)
 
-    try:
-        (first, expected), (_, found) = trained(single), trained(sharded)
-    finally:
-        keras.config.set_dtype_policy("float32")
+    (first, expected), (_, found) = trained(single), trained(sharded)
     for path, value in expected.items():
         assert np.linalg.norm(found[path] - value) <= 0.01 * np.linalg.norm(value) + 0.002, path
     way = {path: np.linalg.norm(value - first[path]) for path, value in expected.items()}

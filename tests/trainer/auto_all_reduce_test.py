@@ -8,16 +8,13 @@ import pytest
 
 import tfdist
 from tests.selection import quick
+from tests.trainer.diagnostics_test import DATA
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.config.all_reduce import MAX_MESSAGE_BYTES, AlgorithmTable, Band, parse_table
 from tfdist.trainer import auto_all_reduce, inspections
 from tfdist.trainer.auto_all_reduce import explain, fastest_algorithms, measure, sizes_up_to
 from tfdist.trainer.inspections import medians_of_slowest, time_interleaved
 
-DATA = (
-    np.random.default_rng(0).standard_normal((64, 20)).astype("float32"),
-    np.random.default_rng(1).integers(0, 5, 64),
-)
 TIMES = {
     1024: {"engine": 2e-3, "ring": 4e-3, "tree": 1e-3},
     4096: {"engine": 2e-3, "ring": 4e-3, "tree": 1e-3},

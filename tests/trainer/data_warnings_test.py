@@ -4,7 +4,6 @@ What is refused is in tests/cli/wrong_uses.tsv.
 """
 
 import contextlib
-import logging
 
 import keras
 import numpy as np
@@ -13,7 +12,6 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import InputError, NotFiniteError
-from tfdist.reporting import warn_once
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((40, 4)).astype("float32")
@@ -27,11 +25,6 @@ ROW_3_COLUMN_2 = np.where(np.arange(160).reshape(40, 4) == 14, np.float32(np.nan
 BYTES = RANDOM.integers(0, 256, (40, 8, 8, 1))
 
 
-@pytest.fixture(autouse=True)
-def warnings_captured(caplog):
-    caplog.set_level(logging.WARNING)
-
-
 def fit(strategy, x=X, y=Y, *, loss, units=3, activation=None, layers=(), data=None, steps=1, **options):
     with strategy.scope():
         inputs = keras.Input(x.shape[1:])
@@ -40,10 +33,6 @@ def fit(strategy, x=X, y=Y, *, loss, units=3, activation=None, layers=(), data=N
         )
         trainer = tfdist.Trainer(keras.Model(inputs, outputs), optimizer="sgd", loss=loss)
     return trainer.fit(data or (x, y), batch_size=8, steps=steps, **options)
-
-
-def said(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]
 
 
 ACCEPTED = {
@@ -65,22 +54,22 @@ SAID = {
 
 
 @pytest.mark.parametrize("row", ACCEPTED)
-def test_others_are_accepted_silently(row, single, caplog):
+def test_others_are_accepted_silently(row, single, warned_once):
     fit(single, **ACCEPTED[row])
-    assert said(caplog) == []
+    assert warned_once() == []
 
 
 @pytest.mark.parametrize("row", SAID)
-def test_what_is_suspicious_is_said_once(row, mirrored2, caplog, recwarn):
+def test_what_is_suspicious_is_said_once(row, mirrored2, warned_once, recwarn):
     options, words = SAID[row]
     with contextlib.suppress(NotFiniteError):
         fit(mirrored2, **options)
-    [text] = said(caplog)
+    [text] = warned_once()
     assert all(word in text for word in words), text
     assert [str(warning.message) for warning in recwarn if "from_logits" in str(warning.message)] == []
 
 
-def test_nan_labels_and_named_inputs(single, caplog):
+def test_nan_labels_and_named_inputs(single, warned_once):
     with single.scope():
         inputs = {name: keras.Input((1,), name=name) for name in ("age", "size")}
         outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(list(inputs.values())))
@@ -88,20 +77,20 @@ def test_nan_labels_and_named_inputs(single, caplog):
     bad = np.where(np.arange(40)[:, None] == 20, np.float32(np.inf), X[:, :1])
     with pytest.raises(NotFiniteError):
         trainer.fit({"age": bad, "size": X[:, :1]}, bad, batch_size=40, steps=1)
-    assert ['inf in x["age"], in 1 of' in said(caplog)[0], "labels y are NaN or inf" in said(caplog)[1]] == [True] * 2
+    assert ['inf in x["age"], in 1 of' in warned_once()[0], "labels y are NaN or inf" in warned_once()[1]] == [True] * 2
 
 
-def test_evaluation_data_with_nan_is_named_once_and_the_run_ends_as_usual(single, caplog):
+def test_evaluation_data_with_nan_is_named_once_and_the_run_ends_as_usual(single, warned_once):
     history = fit(single, **SPARSE, steps=20, validation_data=(ROW_3_COLUMN_2, Y))
-    [text] = said(caplog)
+    [text] = warned_once()
     assert text.startswith("The evaluation data has NaN or inf in column 2 of x: ")
     assert [record["step"] for record in history.records if record["kind"] == "eval"] == [5, 10, 15, 20]
 
 
-def test_an_evaluation_loss_that_is_not_finite_is_said_once(single, caplog):
+def test_an_evaluation_loss_that_is_not_finite_is_said_once(single, warned_once):
     """The values are too large, but finite."""
     fit(single, **SPARSE, steps=10, validation_data=(X * np.float32(1e38), Y))
-    [text] = said(caplog)
+    [text] = warned_once()
     assert text.startswith("The evaluation loss is nan") or text.startswith("The evaluation loss is inf")
 
 

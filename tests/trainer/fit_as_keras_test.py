@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.adding_loss import AddsLoss
 from tests.array_batches import ArrayBatches
+from tests.step.user_metrics import OneVariable
 from tfdist.errors import InputError, NotFiniteError
 
 RANDOM = np.random.default_rng(0)
@@ -157,18 +159,10 @@ def test_a_run_that_fails_says_so_once(single, capsys):
     assert capsys.readouterr().err.count("run ended: ") == 1
 
 
-class Penalty(keras.layers.Layer):
-    """Adds a mean over its rows to the loss."""
-
-    def call(self, x):
-        self.add_loss(keras.ops.mean(keras.ops.square(x)))
-        return x
-
-
 @pytest.mark.parametrize("data", [X, tf.data.Dataset.from_tensor_slices(X).batch(32)], ids=["array", "batches"])
 def test_inputs_alone_train_a_model_whose_layers_add_the_loss(mirrored2, data):
     def make():
-        return keras.Sequential([*build().layers, Penalty()])
+        return keras.Sequential([*build().layers, AddsLoss()])
 
     plain = make()
     plain.compile("sgd")
@@ -186,7 +180,7 @@ class Own(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.dense, self.penalty = keras.layers.Dense(1), Penalty()
+        self.dense, self.penalty = keras.layers.Dense(1), AddsLoss()
 
     def call(self, inputs):
         return self.penalty(self.dense(inputs))
@@ -200,25 +194,14 @@ def test_inputs_alone_train_a_subclassed_model(single):
     assert trainer.evaluate(X.astype("float16"))["loss"] == pytest.approx(trainer.evaluate(X)["loss"], rel=0.01)
 
 
-class Positives(keras.metrics.Metric):
-    """Returns its variable, as in Keras's guide."""
-
-    def __init__(self):
-        super().__init__(name="positives")
-        self.count = self.add_variable(shape=(), name="count", initializer="zeros")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.count.assign_add(keras.ops.sum(keras.ops.cast(y_true > 0, self.dtype)))
-
-    def result(self):
-        return self.count
-
-
-class Signs(Positives):
+class Signs(OneVariable):
     """Returns a dict, whose names Keras logs."""
 
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign_add(keras.ops.sum(keras.ops.cast(y_true > 0, self.dtype)))
+
     def result(self):
-        return {"above": self.count, "twice": 2 * self.count}
+        return {"above": self.value, "twice": 2 * self.value}
 
 
 def test_a_metric_may_return_a_dict(mirrored2):

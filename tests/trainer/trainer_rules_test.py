@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests.adding_loss import AddsLoss
 from tfdist.errors import InputError
 from tfdist.trainer.callbacks import Callbacks
 
@@ -89,15 +90,6 @@ def test_data_that_differs_between_processes(single, monkeypatch):
     assert "float32" in agreed["data/form"]["form of an example"]
 
 
-class OwnLoss(keras.layers.Layer):
-    """Adds a mean over its rows to the loss."""
-
-    def call(self, x):
-        """Returns its input."""
-        self.add_loss(keras.ops.mean(x**2))
-        return x
-
-
 @pytest.mark.parametrize("kind", ["scalar loss", "scalar metric", "add_loss"])
 def test_a_replica_without_a_row_in_the_last_batch(kind, single, mirrored2):
     """33 rows in batches of 16: the last batch has a row for the first replica only."""
@@ -107,7 +99,7 @@ def test_a_replica_without_a_row_in_the_last_batch(kind, single, mirrored2):
         with strategy.scope():
             model = build()
             if kind == "add_loss":
-                model = keras.Sequential([keras.Input((4,)), OwnLoss(), keras.layers.Dense(1)])
+                model = keras.Sequential([keras.Input((4,)), AddsLoss(), keras.layers.Dense(1)])
             scalar = lambda y, p: keras.ops.mean(keras.ops.square(y - p))  # noqa: E731
             trainer = tfdist.Trainer(
                 model,

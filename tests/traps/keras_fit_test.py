@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tests import jobs as processes
+from tests.step.user_metrics import OneVariable
 
 pytestmark = pytest.mark.processes
 
@@ -80,18 +81,14 @@ def test_keras_runs_more_steps_than_it_is_given(mirrored2: tfdist.Strategy) -> N
         assert int(model.optimizer.iterations) == steps
 
 
-class Rows(keras.metrics.Metric):
+class Rows(OneVariable):
     """Counts the rows of a pass; its result is the variable itself, as in Keras's guide to training."""
 
-    def __init__(self) -> None:
-        super().__init__(name="rows")
-        self.rows = self.add_weight(name="rows", initializer="zeros")
-
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.rows.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], self.rows.dtype))
+        self.value.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], self.value.dtype))
 
     def result(self) -> Any:
-        return self.rows.value
+        return self.value.value
 
 
 def test_keras_logs_validation_s_value_for_training_where_a_metric_returns_its_variable() -> None:

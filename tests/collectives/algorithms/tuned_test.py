@@ -10,7 +10,6 @@ from tfdist.collectives import OneReplica, RecordingCollectives
 from tfdist.collectives.all_reduce_algorithms import TunedCollectives
 from tfdist.config.all_reduce import MAX_MESSAGE_BYTES, TFDIST_ALGORITHMS, AlgorithmTable, AllReduce, Band
 from tfdist.distribution.all_reduce_plan import AllReducePlan
-from tfdist.errors import InputError
 
 TOPOLOGIES = {2: "2", 3: "3", 4: "2,2"}
 VALUES = np.random.default_rng(0).standard_normal((4, 5, 3))
@@ -114,17 +113,3 @@ def test_eagerly_it_is_the_engine_s(strategy):
 @pytest.mark.parametrize("text", ["engine", "ring", "auto", "hierarchical"])
 def test_one_replica_has_no_algorithms(text):
     assert AllReducePlan(AllReduce(text), Topology((0,)), None).tune(OneReplica()) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"all_reduce": "hierarchical"}, "needs several hosts with .* Received: hosts with 2 replicas."),
-        ({"all_reduce": "auto(table='missing.csv')"}, "table must be a file .* Received: missing.csv: No such file"),
-        ({"all_reduce": "ring", "topology": "2,1"}, "topology must be .* with a sum of 2"),
-    ],
-)
-def test_bad_options_are_one_line(options, message):
-    with pytest.raises(InputError, match=message) as error:
-        tfdist.load_strategy("mirrored", devices=2, environment={}, **options)
-    assert "\n" not in str(error.value)

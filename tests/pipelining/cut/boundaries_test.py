@@ -100,15 +100,6 @@ def test_calls_of_a_layer_with_state_stay_together():
     assert len(cut_model(model, "between", 2).shared) == 4
 
 
-class Own(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(2)
-
-    def call(self, inputs):
-        return self.dense(inputs)
-
-
 class OwnStep(keras.Model):
     def train_step(self, data):
         return super().train_step(data)
@@ -145,12 +136,6 @@ def named(name):
 
 
 REFUSED = [
-    (
-        Own,
-        "auto",
-        2,
-        "Only functional and sequential models can be cut into stages. Received: Own, with its own `call`",
-    ),
     (lambda: functional(OwnStep), "auto", 2, "Keras's own `train_step`"),
     (lambda: OwnLoss([keras.Input((4,)), keras.layers.Dense(2)]), "auto", 1, "Keras's own `compute_loss`"),
     (lambda: keras.Sequential([keras.layers.Dense(2)]), "auto", 1, "Add a keras.Input as its first layer"),

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.adding_loss import AddsLoss
 from tfdist import models
 
 Made = tuple[keras.Model, Any]
@@ -136,20 +137,12 @@ def operations() -> Made:
     return keras.Model(inputs, ops.sin(x) ** 2), numbers(4, 4)
 
 
-class Penalty(layers.Layer):
-    """A layer that adds a loss."""
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(ops.mean(x**2))
-        return x
-
-
 def regularized() -> Made:
     """Losses of layers and of weights; one layer adds its loss in two calls."""
     inputs = keras.Input((4,))
     l2 = keras.regularizers.L2(0.1)
     dense = layers.Dense(4, kernel_regularizer=l2, activity_regularizer=l2, name="dense")
-    x = Penalty(name="penalty")(layers.Dense(4, bias_regularizer=l2, name="between")(dense(inputs)))
+    x = AddsLoss(name="penalty")(layers.Dense(4, bias_regularizer=l2, name="between")(dense(inputs)))
     return keras.Model(inputs, layers.Dense(2, kernel_regularizer=l2, name="last")(dense(x))), numbers(4)
 
 
