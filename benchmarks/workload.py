@@ -39,7 +39,7 @@ WORKLOADS = {
 
 
 def arrays(name: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Random examples of a workload: the batch of a side by hand, and the whole data set of tfdist's side.
+    """Random examples of a workload: the batch of a side by hand, and the whole dataset of tfdist's side.
 
     Args:
       name: of the workload.

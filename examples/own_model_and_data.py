@@ -1,4 +1,4 @@
-"""A custom model and data set, given by the names of two functions.
+"""A custom model and dataset, given by the names of two functions.
 
     cd examples && tfdist train --model="own_model_and_data:network(width=32)" \
         --dataset=own_model_and_data:tumours --batch_size=32 --epochs=20

@@ -190,7 +190,7 @@ def test_two_processes_predict(run, wanted, tmp_path):
         (
             predict,
             {"classes": True, "dataset": f"{__name__}:only_train"},
-            "--split=test needs a data set with test examples.",
+            "--split=test needs a dataset with test examples.",
         ),
     ],
 )

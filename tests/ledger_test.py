@@ -114,7 +114,7 @@ RUNS = {
         [(0, {"batch_size": 25}, (0, 1, STREAM[:25]), (1, 1, np.concatenate([STREAM[25:], STREAM[:10]])))],
         f"Proved: 2 steps, 1 attempt. {EPOCHS} 5 epochs; 0 in",
     ),
-    "the data set became another, whose examples would otherwise count as part of an epoch": (
+    "the dataset became another, whose examples would otherwise count as part of an epoch": (
         [(0, {}, (0, 5, STREAM[:20])), (5, {"examples": 8}, (5, 2, np.arange(8)))],
         "attempt 1: an epoch has 8 examples, where the run began with 10\n",
     ),

@@ -1,4 +1,4 @@
-"""Evaluate the model of a run on its data set or another one, with any strategy."""
+"""Evaluate the model of a run on its dataset or another one, with any strategy."""
 
 import json
 import sys

@@ -44,7 +44,7 @@ def prove(directory: RunDirectory) -> dict[str, Any]:
     size = starts[0]["examples"]
     # Nonzero if the run began within an epoch, from a checkpoint of another run.
     epoch, previous_examples = divmod(starts[0]["examples_before"], size)
-    problems = [  # epochs are undefined if the size of the data set has changed
+    problems = [  # epochs are undefined if the size of the dataset has changed
         f"attempt {start['number']}: an epoch has {start['examples']} examples, where the run began with {size}"
         for start in starts
         if start["examples"] != size

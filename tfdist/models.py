@@ -94,7 +94,7 @@ def _replacement_error(model: keras.Model, old_class: type, new_class: type, rea
 def _classes_argument(model: str, value: Any) -> int:
     """Returns the number of classes, a positive integer."""
     if not _is_positive(value):
-        remedy = f" The data set does not define it: pass {model}(classes=...)." if value is None else ""
+        remedy = f" The dataset does not define it: pass {model}(classes=...)." if value is None else ""
         raise InputError(f"{model}: classes must be an integer, at least 1. Received: {value!r}.{remedy}")
     return int(value)
 
@@ -160,7 +160,7 @@ def cnn(
     for i, channels in enumerate((filters,) if isinstance(filters, int) else filters):
         # Without a bias, which the normalization would subtract again and whose gradient would be rounding noise.
         x = keras.layers.Conv2D(channels, 3, padding="same", use_bias=False, name=f"conv_{i}", **channels_last)(x)
-        # Moving statistics adapt within tens of steps: Keras's 0.99 needs more steps than a small data set provides.
+        # Moving statistics adapt within tens of steps: Keras's 0.99 needs more steps than a small dataset provides.
         x = normalization(momentum=0.9, name=f"norm_{i}")(x)
         x = keras.layers.ReLU(name=f"relu_{i}")(x)
         x = keras.layers.MaxPooling2D(2, padding="same", name=f"pool_{i}", **channels_last)(x)

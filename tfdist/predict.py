@@ -1,4 +1,4 @@
-"""Write the predictions of a run's model for its data set or another one, with any strategy."""
+"""Write the predictions of a run's model for its dataset or another one, with any strategy."""
 
 import csv
 import io

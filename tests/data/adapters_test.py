@@ -52,7 +52,7 @@ def test_inputs_alone_have_no_targets(value):
 
 @pytest.mark.parametrize("value", [None, "digits", (X, Y, X, Y)])
 def test_anything_else_is_an_error(value):
-    with pytest.raises(InputError, match="A data set must be arrays"):
+    with pytest.raises(InputError, match="A dataset must be arrays"):
         as_data_set(value, "mine")
 
 

@@ -1,4 +1,4 @@
-"""Data sets by name, those that come with Python packages or are made, and packages that are missing."""
+"""Datasets by name, those that come with Python packages or are made, and packages that are missing."""
 
 import gzip
 import importlib

@@ -21,7 +21,7 @@ KINDS = ["source", "stream"]
 
 @functools.cache
 def numbers(kind, size):
-    """Returns a data set of examples (i, -i), whose values identify them."""
+    """Returns a dataset of examples (i, -i), whose values identify them."""
     arrays = (np.arange(size), -np.arange(size))
     return ArraySource(arrays) if kind == "source" else StreamSource(tf.data.Dataset.from_tensor_slices(arrays), 5)
 

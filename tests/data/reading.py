@@ -1,4 +1,4 @@
-"""Reads small data sets as a whole."""
+"""Reads small datasets as a whole."""
 
 from typing import Any
 

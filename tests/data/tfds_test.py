@@ -10,7 +10,7 @@ from tfdist.errors import InputError
 
 @pytest.fixture(scope="session")
 def builders():
-    """Builders of tensorflow-datasets: one data set of images, and three that cannot be used."""
+    """Builders of tensorflow-datasets: one dataset of images, and three that cannot be used."""
     tensorflow_datasets = pytest.importorskip("tensorflow_datasets")
     core, features = tensorflow_datasets.core, tensorflow_datasets.features
     base: Any = core.GeneratorBasedBuilder
@@ -83,7 +83,7 @@ def test_the_folder_may_come_from_the_environment(folder, monkeypatch):
         ("tfds:ragged", r"must all have the same shape. Received: \(None, None, 1\).*package.module:function"),
         ("tfds:trainless", "must have a train split. Received: test"),
         ("tfds:tiles:2.0.0", "has tiles/1.0.0.*`tfds build tiles --data_dir="),
-        ("tfds:mnist", "has no data set of that name.*`tfds build mnist --data_dir="),
+        ("tfds:mnist", "has no dataset of that name.*`tfds build mnist --data_dir="),
     ],
 )
 def test_what_cannot_be_used_is_an_error(folder, name, says):

@@ -172,7 +172,7 @@ ARGUMENTS = {
     [
         ("mlp", {"input_shape": (None,)}, r"mlp: an example's shape must have known sizes only. Received: \(None,\)"),
         ("mlp", {"classes": True}, "mlp: classes must be"),
-        ("mlp", {"classes": None}, r"The data set does not define it: pass mlp\(classes=...\)."),
+        ("mlp", {"classes": None}, r"The dataset does not define it: pass mlp\(classes=...\)."),
         ("cnn", {"batch_norm": "sync"}, 'Batch normalization "sync" is not known'),
         ("resnet50", {"input_shape": (28, 28, 1)}, r"at least 32. Received: \(28, 28, 1\). Use --model=cnn"),
         ("resnet50", {"input_shape": (32, 32)}, r"must be \(height, width, channels\)"),

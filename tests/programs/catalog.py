@@ -28,7 +28,7 @@ _SPECIAL = (
     Program("tutorials/multi_worker_with_keras.py", own_strategy="multiworker"),
     Program(
         "tutorials/overfit_and_underfit.py",
-        distribution="a data set that shuffles and repeats is prefetched, so that the next fit starts with another order",
+        distribution="a dataset that shuffles and repeats is prefetched, so that the next fit starts with another order",
     ),
 )
 

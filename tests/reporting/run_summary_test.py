@@ -128,7 +128,7 @@ def runs(tmp_path):
 def test_the_table(runs):
     header, first, second = table(runs, "accuracy")
     assert header.split() == (
-        "run started strategy model data set steps status loss best loss accuracy best accuracy time".split()
+        "run started strategy model dataset steps status loss best loss accuracy best accuracy time".split()
     )
     assert first.index("0.7500 @2") == header.index("best accuracy")
     assert second.split()[3:] == "single x1 cnn - 0/7 failed - - - - -".split()
@@ -148,7 +148,7 @@ def test_a_long_data_set_is_shortened_in_the_middle_and_what_has_no_room_is_name
     lines = table([run], "accuracy", 80)
     assert max(map(len, lines)) <= 80 and "best accuracy" in lines[0] and "csv:/data...='kind')" in lines[1]
     assert lines[2].startswith("Omitted in 80 columns: started, loss, accuracy, best loss")
-    assert max(map(len, text_table(fit_rows([["data set", run.flags["dataset"], "digits"]], 80)))) <= 80
+    assert max(map(len, text_table(fit_rows([["dataset", run.flags["dataset"], "digits"]], 80)))) <= 80
 
 
 @pytest.mark.parametrize(("length", "text"), [(10, "0123456789"), (9, "012...789"), (8, "012...89"), (3, "...")])

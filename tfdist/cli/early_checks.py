@@ -51,6 +51,6 @@ def check_cluster(config: Any, context: ProcessContext) -> ProcessContext:
 
 
 def check_data(config: Any, context: ProcessContext) -> None:
-    """Raises `InputError` if files of the data set are missing; checks only if all processes are on this host."""
+    """Raises `InputError` if files of the dataset are missing; checks only if all processes are on this host."""
     if context.cluster.local_size == context.cluster.size:
         check_files(config.dataset, config.data_dir)

@@ -67,7 +67,7 @@ def main(config: TrainConfig) -> int:
             trainer.build(session.data.train)
             if session.data.test is None:
                 raise InputError(
-                    f"An evaluator needs a data set with test examples. Received: {session.data.name}, which has none. "
+                    f"An evaluator needs a dataset with test examples. Received: {session.data.name}, which has none. "
                     "Start the job without an evaluator."
                 )
             evaluator = CheckpointEvaluator(config, directory, trainer, session.data, record_lock)

@@ -37,7 +37,7 @@ _UNTRIED_FLAGS = (  # without effect on the cost of a step, and with their defau
 
 
 def _directory(config: TrainConfig) -> StoragePath:
-    """Returns the output directory of a search; by default, it is named after data set and model."""
+    """Returns the output directory of a search; by default, it is named after dataset and model."""
     name = default_path(config.dataset, config.model, f"find-{time.strftime('%Y%m%d-%H%M%S')}")
     return path_of(os.path.expanduser(config.output_dir or name))
 

@@ -39,7 +39,7 @@ class TrainedRun(NamedTuple):
     trainer: Trainer  # trainer with the weights
     step: int | None  # step at which the weights were saved; None if unknown
     source: str  # checkpoint or file with the weights
-    data: DataSet  # data set of the command or, by default, of the run
+    data: DataSet  # dataset of the command or, by default, of the run
     batch_size: int  # examples per batch, over all replicas
     directory: StoragePath  # of the run
 
@@ -48,7 +48,7 @@ class TrainedRun(NamedTuple):
         examples = self.data.test if split == "test" else self.data.train
         if examples is None:
             raise InputError(
-                f"--split=test needs a data set with test examples. Received: {self.data.name}, which has none. Add "
+                f"--split=test needs a dataset with test examples. Received: {self.data.name}, which has none. Add "
                 "--split=train, or pass another --dataset."
             )
         return examples

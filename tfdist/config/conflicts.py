@@ -246,7 +246,7 @@ class JobProperties:
     replicas: int
     sums_gradients: bool = False  # whether the engine itself sums gradients
     has_batch_norm: bool = True  # whether the model has batch normalization
-    uses_data_dir: bool = True  # whether the data set takes `--data_dir`
+    uses_data_dir: bool = True  # whether the dataset takes `--data_dir`
 
 
 class Effect(NamedTuple):
@@ -313,7 +313,7 @@ EFFECTS = (
     Effect(
         "data_dir",
         lambda c, job: job.uses_data_dir,
-        "the data set does not read files from there. Remove the flag, or choose another --dataset",
+        "the dataset does not read files from there. Remove the flag, or choose another --dataset",
     ),
 )
 

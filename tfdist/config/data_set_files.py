@@ -1,4 +1,4 @@
-"""Names the library's data sets, finds their files, and reports missing files."""
+"""Names the library's datasets, finds their files, and reports missing files."""
 
 import glob
 import hashlib
@@ -7,7 +7,7 @@ import os
 from tfdist.config import spec
 from tfdist.errors import InputError, did_you_mean
 
-# Name of the argument after the colon, by data set; "" for none. `tfdist.data.catalog` has a function for each.
+# Name of the argument after the colon, by dataset; "" for none. `tfdist.data.catalog` has a function for each.
 COLON_ARGUMENTS = {
     "digits": "",
     "fashion_mnist": "",
@@ -20,7 +20,7 @@ COLON_ARGUMENTS = {
     "tfds": "name",
     "tfrecord": "path",
 }
-# Data sets that a run directory may name in safe mode; the files of tensorflow-datasets name modules to import.
+# Datasets that a run directory may name in safe mode; the files of tensorflow-datasets name modules to import.
 SAFE_DATA_SETS = "|".join(
     f"{name}(:.*)?" if argument else name for name, argument in COLON_ARGUMENTS.items() if name != "tfds"
 )
@@ -32,7 +32,7 @@ def _resolve_path(path: str, data_dir: str | None) -> str:
     """Returns a path with ~ expanded; relative paths are relative to `data_dir`, if it is set."""
     if not isinstance(path, str) or not path:
         raise InputError(
-            f'A data set of files needs a path. Received: {path!r}. Specify it after the colon, or as path="...".'
+            f'A dataset of files needs a path. Received: {path!r}. Specify it after the colon, or as path="...".'
         )
     folder = os.path.expanduser(data_dir) if data_dir else ""
     return os.path.join(folder, os.path.expanduser(path))
@@ -56,7 +56,7 @@ def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
 
 
 def check_files(name: str, data_dir: str | None) -> None:
-    """Raises `InputError` if the files of a data set are missing, without loading it or importing a library."""
+    """Raises `InputError` if the files of a dataset are missing, without loading it or importing a library."""
     parsed = spec.parse(name)
     kind, _, argument = parsed.name.partition(":")
     if COLON_ARGUMENTS.get(kind) == "path" and (path := argument or parsed.args.get("path")):
@@ -79,6 +79,6 @@ def _missing_error(kind: str, file_type: str, path: str) -> InputError:
     except OSError:
         entries, location = [], f"and no folder {folder}"
     return InputError(
-        f"The data set {kind} must name a {file_type} on this machine. Received: {path}; there is no {file_type} {name} "
+        f"The dataset {kind} must name a {file_type} on this machine. Received: {path}; there is no {file_type} {name} "
         f"{location}.{did_you_mean(name, entries)}"
     )

@@ -43,7 +43,7 @@ class Sync(Parameters):
     guide: ClassVar[str] = "docs/guides/local_sgd.md"
 
     def examples_per_step(self, size: int, batch_size: int) -> int:
-        """Returns the number of examples per step, for a data set of `size` examples."""
+        """Returns the number of examples per step, for a dataset of `size` examples."""
         return batch_size
 
     @property

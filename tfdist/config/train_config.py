@@ -56,7 +56,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     dataset: str = model_flag(
         "digits",
-        "Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME; your own files, as images:DIR (a "
+        "Dataset: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME; your own files, as images:DIR (a "
         "folder per class), csv:FILE(label=...), npz:FILE or tfrecord:PATTERN(features=...), which docs/guides/data.md "
         f"explains; {USER_CODE}.",
         parse=parse,
@@ -66,7 +66,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     data_dir: str | None = model_flag(
         None,
-        "Directory with the files of the data set, to which relative paths refer. Defaults to the data set's own "
+        "Directory with the files of the dataset, to which relative paths refer. Defaults to the dataset's own "
         "location, or the current directory.",
         per_process=True,
         safe_values=ANY_TEXT,

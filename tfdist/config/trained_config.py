@@ -23,11 +23,11 @@ class WeightsConfig:
         "checkpoint or of a .keras file.",
     )
     data_dir: str | None = model_flag(
-        None, "Directory with the files of the data set, if it has moved since the run.", per_process=True
+        None, "Directory with the files of the dataset, if it has moved since the run.", per_process=True
     )
     safe_mode: bool = check_flag(
         True,
-        "Raise an error for a run whose model, data set, loss, optimizer or decay is a package.module:function, or whose data "
+        "Raise an error for a run whose model, dataset, loss, optimizer or decay is a package.module:function, or whose data "
         "set is tfds:NAME, instead of importing it.",
     )
 
@@ -36,8 +36,8 @@ class WeightsConfig:
 class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
     """The weights, data and devices of a command; by default, the same as in the run."""
 
-    dataset: str = model_flag("", "Data set, as for training. Defaults to the run's data set.", parse=parse)
-    split: str = model_flag("test", "Split of the data set: test or train.", choices=("test", "train"))
+    dataset: str = model_flag("", "Dataset, as for training. Defaults to the run's dataset.", parse=parse)
+    split: str = model_flag("test", "Split of the dataset: test or train.", choices=("test", "train"))
     batch_size: int = model_flag(
         0, "Number of examples per batch, over all replicas. Does not affect the result. 0 means the run's batch size."
     )
@@ -66,7 +66,7 @@ class PredictConfig(TrainedConfig):
 
     output: str = output_flag(
         "",
-        "File to write the predictions to, one row per example, in the order of the data set: .npy, .npz or .csv. "
+        "File to write the predictions to, one row per example, in the order of the dataset: .npy, .npz or .csv. "
         "Defaults to predictions-STEP.npy in the directory of the run.",
     )
     classes: bool = output_flag(False, "Write the index of the largest output of each example, instead of all outputs.")

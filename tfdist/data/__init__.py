@@ -1,4 +1,4 @@
-"""Data sets, the pipelines that distribute their rows to replicas, and the batch schedule.
+"""Datasets, the pipelines that distribute their rows to replicas, and the batch schedule.
 
 The global batch is a pure function of the seed and the step, independent of the number of replicas: `source` defines the
 order of the examples, `row_partition` the rows of each replica. `inputs` wraps the arguments of `Trainer.fit`.

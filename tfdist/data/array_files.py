@@ -1,4 +1,4 @@
-"""Loads the data sets `csv` and `npz`, in CSV and NPZ files."""
+"""Loads the datasets `csv` and `npz`, in CSV and NPZ files."""
 
 import collections
 import csv as csv_reader
@@ -143,7 +143,7 @@ def csv(
     table = read_table(find_path(_KIND, path, data_dir), delimiter, header)
     if label is None:
         raise InputError(
-            f"The data set {_KIND} needs the column of the label. Received: {_KIND}:{path}, without label. Add label=..., "
+            f"The dataset {_KIND} needs the column of the label. Received: {_KIND}:{path}, without label. Add label=..., "
             f"one of {', '.join(map(repr, table.columns))}."
         )
     target = table.column(label, "label")

@@ -306,7 +306,7 @@ class AugmentedExamples(WrappedExamples):
             received = f"{x.dtype.name}{list(x.shape)}" if is_tensor else type(x).__name__
             raise InputError(
                 "--augment requires images, floating-point [height, width, channels] of known size. Received: x of "
-                f"{received}. Do not set it for this data set."
+                f"{received}. Do not set it for this dataset."
             )
         with tf.Graph().as_default():  # checks the augmentations by tracing them
             self._augment(tf.zeros([1, *x.shape], x.dtype), tf.zeros([1], tf.int64), seed=0)

@@ -26,7 +26,7 @@ class BatchSchedule:
 
     @classmethod
     def initial(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":
-        """Returns the schedule of a run that begins at `step`, on a data set of `size` examples."""
+        """Returns the schedule of a run that begins at `step`, on a dataset of `size` examples."""
         start = position.epochs_from(step, size)
         return cls(begun_at=step, epochs_from=start, batch_size=batch_size, replicas=replicas, position=position)
 

@@ -61,7 +61,7 @@ class Pipeline:
           size: total number of replicas.
 
         Returns:
-          An endless data set of `IndexedBatch`. Element i belongs to batch `i // len(replicas)`, counted from `first`, and
+          An endless dataset of `IndexedBatch`. Element i belongs to batch `i // len(replicas)`, counted from `first`, and
           to `replicas[i % len(replicas)]`. Its first dim is static if all these replicas have the same number of rows.
 
         Raises:

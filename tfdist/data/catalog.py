@@ -1,4 +1,4 @@
-"""Loads data sets by name, and defines the data sets `synthetic`, `text` and `tfds`."""
+"""Loads datasets by name, and defines the datasets `synthetic`, `text` and `tfds`."""
 
 import inspect
 import math
@@ -135,28 +135,28 @@ _TEST_SPLITS = ("test", "validation")
 
 
 def tfds_data_set(name: str, data_dir: str | None = None) -> DataSet:
-    """Loads a data set of tensorflow-datasets with (input, label) pairs; images are scaled to float32 in [0, 1].
+    """Loads a dataset of tensorflow-datasets with (input, label) pairs; images are scaled to float32 in [0, 1].
 
     The data is read as a stream; see `StreamSource` for the cost.
 
     Args:
       name: `NAME`, `NAME/CONFIG`, `NAME:VERSION` or `NAME/CONFIG:VERSION`.
-      data_dir: directory in which the data set was prepared; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+      data_dir: directory in which the dataset was prepared; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
 
     Raises:
-      InputError: the data set is not prepared in `data_dir` (the message contains the command that prepares it), or it
+      InputError: the dataset is not prepared in `data_dir` (the message contains the command that prepares it), or it
         has no (input, label) pairs, no training split, or inputs of different shapes.
     """
     folder = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     # Checked first, because tfds.load waits forever if there is neither data nor a network.
     directory = _find_version(name, pathlib.Path(folder).expanduser())
-    datasets = import_extra("tensorflow_datasets", f"The data set tfds:{name}", "tfds")
+    datasets = import_extra("tensorflow_datasets", f"The dataset tfds:{name}", "tfds")
     builder = datasets.builder_from_directory(str(directory))
     keys, splits = builder.info.supervised_keys, builder.info.splits
     if keys is None or len(keys) != 2:
-        raise InputError(f"The data set tfds:{name} must have (input, label) pairs. Received: supervised_keys={keys}.")
+        raise InputError(f"The dataset tfds:{name} must have (input, label) pairs. Received: supervised_keys={keys}.")
     if "train" not in splits:
-        raise InputError(f"The data set tfds:{name} must have a train split. Received: {', '.join(splits)}.")
+        raise InputError(f"The dataset tfds:{name} must have a train split. Received: {', '.join(splits)}.")
     train = _stream_source(builder, name, "train")
     test = next((_stream_source(builder, name, split) for split in _TEST_SPLITS if split in splits), None)
     label = builder.info.features[keys[1]] if isinstance(keys[1], str) else None
@@ -170,14 +170,14 @@ def _stream_source(builder: Any, name: str, split: str) -> StreamSource:
     if isinstance(spec, tf.TensorSpec) and not spec.shape.is_fully_defined():
         raise InputError(
             f"The inputs of tfds:{name} must all have the same shape. Received: {spec.shape}. Write a function that "
-            "returns data sets of resized inputs, and pass it as --dataset=package.module:function."
+            "returns datasets of resized inputs, and pass it as --dataset=package.module:function."
         )
     source = StreamSource(dataset)
     return source.map(scale_to_unit(255)) if isinstance(spec, tf.TensorSpec) and spec.dtype == tf.uint8 else source
 
 
 def _find_version(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """Returns the directory of the newest version of a data set that matches its name."""
+    """Returns the directory of the newest version of a dataset that matches its name."""
     if not _NAME.fullmatch(name):
         raise InputError(f"tfds: must be followed by NAME or NAME/CONFIG, and optionally :VERSION. Received: {name!r}.")
     path, _, version = name.partition(":")
@@ -186,8 +186,8 @@ def _find_version(name: str, folder: pathlib.Path) -> pathlib.Path:
     matches = [directory for directory in candidates if version in ("", directory.name)]
     if not matches:
         raise InputError(
-            f"The data set tfds:{name} must be prepared under --data_dir. Received: --data_dir={folder}, which has "
-            f"{', '.join(sorted(str(path.relative_to(folder)) for path in candidates)) or 'no data set of that name'}. Run "
+            f"The dataset tfds:{name} must be prepared under --data_dir. Received: --data_dir={folder}, which has "
+            f"{', '.join(sorted(str(path.relative_to(folder)) for path in candidates)) or 'no dataset of that name'}. Run "
             f"`tfds build {path} --data_dir={folder}` on a machine with network access."
         )
     parents = sorted({directory.parent for directory in matches})
@@ -213,21 +213,21 @@ CATALOG: dict[str, Callable[..., DataSet]] = {
 
 @names_arguments
 def load(name: str, data_dir: str | None = None) -> DataSet:
-    """Loads a data set by name.
+    """Loads a dataset by name.
 
     Args:
       name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3` or `tfds:NAME`; for your own
         files, `images:DIR`, `csv:FILE`, `npz:FILE` or `tfrecord:PATTERN`; or a user-defined `package.module:function`.
         Each may have arguments in parentheses. A user's function gets `data_dir` if it has this parameter, and returns a
         value that `as_data_set` accepts.
-      data_dir: directory of the files, for data sets that are read from files.
+      data_dir: directory of the files, for datasets that are read from files.
 
     Raises:
       InputError: the name is unknown, its arguments are invalid, or its data or a required package is missing.
     """
     if not isinstance(name, str):
         raise InputError(
-            f'The name of a data set must be a string, such as "digits". Received: {name!r:.60}. Pass arrays to fit directly.'
+            f'The name of a dataset must be a string, such as "digits". Received: {name!r:.60}. Pass arrays to fit directly.'
         )
     data_set_spec = spec.parse(name)
     prefix, colon, argument = data_set_spec.name.partition(":")
@@ -244,6 +244,6 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
 
 
 def takes_data_dir(name: str) -> bool:
-    """Returns whether a data set may read files in `data_dir`; True for a user-defined data set."""
+    """Returns whether a dataset may read files in `data_dir`; True for a user-defined dataset."""
     prefix, _, _ = spec.parse(name).name.partition(":")
     return prefix not in CATALOG or "data_dir" in inspect.signature(CATALOG[prefix]).parameters

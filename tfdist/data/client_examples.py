@@ -19,7 +19,7 @@ _SPLIT, _SHARDS, _CLIENTS, _BATCHES = range(1, 5)  # what random numbers are use
 
 
 class Clients:
-    """The division of a data set among clients, a pure function of the seed.
+    """The division of a dataset among clients, a pure function of the seed.
 
     Attributes:
       examples: ascending indices of each client's examples.
@@ -133,7 +133,7 @@ class ClientExamples(WrappedExamples):
         if not isinstance(source, Source):
             raise InputError(
                 "Clients need data with random access, without augmentations and steps_per_epoch. Received: "
-                f"sync={sync} and {type(source).__name__}. Pass arrays, or a data set whose examples can be read by index."
+                f"sync={sync} and {type(source).__name__}. Pass arrays, or a dataset whose examples can be read by index."
             )
         super().__init__(source, source.size)
         self._source = source

@@ -1,4 +1,4 @@
-"""Defines `Examples`, the interface between data sets and input pipelines, and applies class weights."""
+"""Defines `Examples`, the interface between datasets and input pipelines, and applies class weights."""
 
 import abc
 import copy
@@ -64,14 +64,14 @@ class Examples(abc.ABC):
 
     @abc.abstractmethod
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """Returns the data set of one process: `IndexedBatch`es of the examples at the positions assigned by `partition`.
+        """Returns the dataset of one process: `IndexedBatch`es of the examples at the positions assigned by `partition`.
 
         Args:
           partition: assignment of positions to the process's replicas.
           seed: seed of the order of examples in the endless stream of epochs; None for one pass in the natural order.
 
         Returns:
-          A data set of `partition.elements` elements, in order.
+          A dataset of `partition.elements` elements, in order.
         """
 
     @property
@@ -177,7 +177,7 @@ def as_element(batch: Any) -> Element:
 
 
 def map_to_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a data set with `as_element` applied to its elements."""
+    """Returns a dataset with `as_element` applied to its elements."""
     spec = dataset.element_spec
     if type(spec) is tuple:
         return dataset.map(lambda *parts: as_element(parts)) if len(spec) == 1 or _is_absent(spec[-1]) else dataset
@@ -202,7 +202,7 @@ def _is_absent(leaf: Any) -> bool:
 
 
 def unbatched_spec(batched_spec: Any) -> Any:
-    """Returns the element_spec of a batched data set without the batch dim; raises `InputError` as `check_element` does."""
+    """Returns the element_spec of a batched dataset without the batch dim; raises `InputError` as `check_element` does."""
     check_element(batched_spec)
     return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batched_spec)
 
@@ -262,7 +262,7 @@ class DataSet:
     """Training and test examples, with their metadata.
 
     Attributes:
-      name: name of the data set, for display.
+      name: name of the dataset, for display.
       train: training examples.
       test: test examples; None if there are none.
       input_shape: shape of one example's x, without a batch dim; () if x is a structure.

@@ -49,7 +49,7 @@ class ImageDecoding:
 def image_decoding(
     size: int | Sequence[int] | None, channels: int, crop_to_aspect_ratio: bool, name: str, first_content: bytes
 ) -> ImageDecoding:
-    """Returns the decoding for the images of a data set.
+    """Returns the decoding for the images of a dataset.
 
     Args:
       size: height and width, or one number for both; None if all images have the size of the first image.

@@ -1,4 +1,4 @@
-"""Loads the data set `images`: image files in one folder per class."""
+"""Loads the dataset `images`: image files in one folder per class."""
 
 import contextlib
 import os
@@ -87,7 +87,7 @@ def images(
         paths = _image_files(folder)
         if not paths:
             raise InputError(
-                f"The data set {_KIND} must have images ({', '.join(_ENDINGS)}). Received: {folder}, which has no image. "
+                f"The dataset {_KIND} must have images ({', '.join(_ENDINGS)}). Received: {folder}, which has no image. "
                 "Specify another folder."
             )
         decoding = image_decoding(size, channels, crop_to_aspect_ratio, paths[0], _read_file(paths[0]))
@@ -119,7 +119,7 @@ def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> 
     classes = _subfolders(folder)
     if not classes:
         raise InputError(
-            f"The data set {_KIND} must be a folder with a subfolder of images for each class. Received: {folder}, which "
+            f"The dataset {_KIND} must be a folder with a subfolder of images for each class. Received: {folder}, which "
             f"has {len(_image_files(folder))} images but no subfolders. Move the images of each class into a separate "
             "subfolder or, for prediction, add labels=False."
         )

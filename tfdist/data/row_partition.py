@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.errors import InputError
 
-ABSENT = tf.qint8  # marks None in an element of a data set; no data has this dtype
+ABSENT = tf.qint8  # marks None in an element of a dataset; no data has this dtype
 
 
 def with_tuples(arrays: Any) -> Any:
@@ -64,7 +64,7 @@ class IndexedBatch(NamedTuple):
     """A batch with the indices of its examples."""
 
     batch: Any  # the batched examples, (x, y) or (x, y, sample_weight)
-    indices: tf.Tensor  # int64 [rows], index of each example in the natural order of its data set
+    indices: tf.Tensor  # int64 [rows], index of each example in the natural order of its dataset
 
 
 class ReplicaRows(NamedTuple):
@@ -225,7 +225,7 @@ def check_batch_size(
 
 @dataclasses.dataclass(frozen=True)
 class RowPartition:
-    """Maps each element of one process's data set to the positions in the stream that it covers.
+    """Maps each element of one process's dataset to the positions in the stream that it covers.
 
     Element i belongs to batch `i // len(replicas)` and to replica `replicas[i % len(replicas)]`.
     """
@@ -272,7 +272,7 @@ class RowPartition:
         return tf.ensure_shape(tf.range(start + begin, start + end), [self.static_count])
 
     def map(self, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
-        """Returns a data set of the results of `function` for the positions of each element."""
+        """Returns a dataset of the results of `function` for the positions of each element."""
         elements = tf.data.Dataset.counter() if self.total is None else tf.data.Dataset.range(self.elements)
         element_function = keras_internals.without_autograph(lambda element: function(self.positions(element)))
         return elements.map(element_function, num_parallel_calls=tf.data.AUTOTUNE)

@@ -69,7 +69,7 @@ class StreamSource(SequentialExamples):
     """
 
     def __init__(self, dataset: tf.data.Dataset, buffer_size: int | None = None):
-        """Wraps the data set without reading it.
+        """Wraps the dataset without reading it.
 
         Args:
           dataset: unbatched examples, (x, y) or (x, y, sample_weight), of equal shapes, in a reproducible order.
@@ -95,7 +95,7 @@ class StreamSource(SequentialExamples):
     def checksum(self) -> int:
         """See base class. Covers the first examples, which differ if the data is shuffled without a seed, or sharded.
 
-        Reading them advances a shuffle of the data set to its next order, even in a single process.
+        Reading them advances a shuffle of the dataset to its next order, even in a single process.
         """
         with tf.device("CPU:0"):
             return checksum(next(iter(self._dataset.batch(_CHECKSUM_EXAMPLES))))

@@ -1,4 +1,4 @@
-"""Loads the data set `tfrecord`: files of `tf.train.Example`, with random access by an index that is built on opening."""
+"""Loads the dataset `tfrecord`: files of `tf.train.Example`, with random access by an index that is built on opening."""
 
 import contextlib
 import dataclasses
@@ -258,7 +258,7 @@ def tfrecord(
     if features is None:
         found_text = ", ".join(sorted(tf.train.Example.FromString(first_record).features.feature))
         raise InputError(
-            f"The data set {_KIND} needs the features to read from each record. Received no features. Add features=..., such "
+            f"The dataset {_KIND} needs the features to read from each record. Received no features. Add features=..., such "
             f'as features="image:image, label:int64"; {record_name} has {found_text or "no features"}.'
         )
     parsed = parse_features(features)

@@ -524,7 +524,7 @@ class Strategy:
 
         Args:
           make_dataset: called with the indices of this process's replicas and the number of all replicas; returns a
-            data set whose successive elements belong to the local replicas in round-robin order.
+            dataset whose successive elements belong to the local replicas in round-robin order.
         """
         return iter(make_dataset(self.local_replicas, self.replicas))
 

@@ -16,7 +16,7 @@ COMPARE_EVERY = 100  # maximum number of batches between two comparisons
 
 
 class GlobalBatches:
-    """A data set of global batches, the same on every process; each pass over it is a `BatchReader`.
+    """A dataset of global batches, the same on every process; each pass over it is a `BatchReader`.
 
     Attributes:
       strategy: strategy that distributes their rows.

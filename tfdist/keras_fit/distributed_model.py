@@ -225,7 +225,7 @@ class DistributedModel:
 
     @property
     def distribute_strategy(self) -> "DistributedModel":
-        """The object from which Keras requests its data set."""
+        """The object from which Keras requests its dataset."""
         return self
 
     def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
@@ -257,7 +257,7 @@ class DistributedModel:
         batches_per_pass = [] if is_cached else call_agreement.batches_per_pass(arguments)
         if call_agreement.INFINITE in batches_per_pass:
             raise InputError(
-                "A pass over the data must end. Received: a data set that repeats indefinitely. Specify "
+                "A pass over the data must end. Received: a dataset that repeats indefinitely. Specify "
                 f"{'steps_per_epoch (validation_steps for validation data)' if name == 'fit' else 'steps'}."
             )
         if not self.strategy.is_chief:
@@ -414,8 +414,8 @@ class _Call(NamedTuple):
 
     name: str  # of the method
     number: int  # identifies the call in this process
-    batches_per_pass: list[int | None]  # number of batches in each data set that Keras will request, in order
-    data: list[GlobalBatches]  # the data sets that Keras has requested
+    batches_per_pass: list[int | None]  # number of batches in each dataset that Keras will request, in order
+    data: list[GlobalBatches]  # the datasets that Keras has requested
     needs_current_logs: bool = True  # whether logs must be up to date after each batch
     allows_not_finite: bool = False  # whether to log a loss that is not finite instead of raising
     arguments: Mapping[str, Any] = {}  # the arguments of `fit`; empty for other methods

@@ -25,7 +25,7 @@ _FLAT_MAP_TYPES = ("_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleave
 
 
 class AdaptedData(NamedTuple):
-    """Data that Keras's `fit` takes, as a data set of batches."""
+    """Data that Keras's `fit` takes, as a dataset of batches."""
 
     batches: tf.data.Dataset  # one epoch
     first: Any  # the first batch, as NumPy arrays
@@ -45,7 +45,7 @@ def array_of(data: Any) -> np.ndarray:
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Infers from a data set's operations, or else from its shapes, whether its elements are batches."""
+    """Infers from a dataset's operations, or else from its shapes, whether its elements are batches."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     if any(shape.rank == 0 for shape in shapes):
         return False
@@ -58,7 +58,7 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
 
 
 def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
-    """Returns the number of rows of a finite data set of batches without reading it; None if unknown.
+    """Returns the number of rows of a finite dataset of batches without reading it; None if unknown.
 
     The number is unknown if a mapped function has changed the number of rows of the first batch, which is now `first_rows`.
     """

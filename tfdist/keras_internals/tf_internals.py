@@ -90,10 +90,10 @@ def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStr
 
 
 def untuned_device_iterators() -> Context:
-    """Context in which the destructors of new iterators over distributed data sets do not wait.
+    """Context in which the destructors of new iterators over distributed datasets do not wait.
 
-    tf.distribute creates a data set on each device, with a thread that tunes its buffer of one element and sleeps for up to a
-    minute; the destructor of the iterator waits for it. These data sets have no public options.
+    tf.distribute creates a dataset on each device, with a thread that tunes its buffer of one element and sleeps for up to a
+    minute; the destructor of the iterator waits for it. These datasets have no public options.
     """
     module, make = multi_device_iterator_ops, multi_device_iterator_ops._create_device_dataset
     options = tf.data.Options()

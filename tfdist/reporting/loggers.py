@@ -37,7 +37,7 @@ class LoggedRun:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags for grouping runs: strategy, model, data set and directory."""
+        """Tags for grouping runs: strategy, model, dataset and directory."""
         flag_tags = {name: str(self.flags[name]) for name in ("strategy", "model", "dataset") if name in self.flags}
         return {**flag_tags, "directory": str(self.directory.path)}
 

@@ -297,7 +297,7 @@ class RunDirectory:
 
 
 def default_path(dataset: str, model: str, ending: str) -> str:
-    """Returns a path for a run's directory, named after its data set and model, without their arguments."""
+    """Returns a path for a run's directory, named after its dataset and model, without their arguments."""
     names = (
         "".join(c if c.isalnum() or c in "._" else "_" for c in text.partition("(")[0]) for text in (dataset, model)
     )

@@ -31,7 +31,7 @@ FINISHED, RUNNING, KILLED = "finished", "running", "killed"
 _IGNORED_FLAGS = ("output_dir",)
 _FIRST_FLAGS = ("strategy", "model", "dataset")
 UNKNOWN = "-"
-_NAMES = ("run", "model", "data set")  # columns whose text may be long
+_NAMES = ("run", "model", "dataset")  # columns whose text may be long
 _SHORT_LENGTH = 20
 _MIN_LENGTH = 12
 # matplotlib's "tab10" without its gray, which is used in the legend.
@@ -197,7 +197,7 @@ def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
         "started": lambda run: format_time(run.start_time),
         "strategy": _strategy_text,
         "model": lambda run: run.flags.get("model", UNKNOWN),
-        "data set": lambda run: run.flags.get("dataset", UNKNOWN),
+        "dataset": lambda run: run.flags.get("dataset", UNKNOWN),
         "steps": lambda run: f"{run.steps}{'' if run.total_steps is None else f'/{run.total_steps}'}",
         "status": lambda run: run.status,
         **values,

@@ -42,7 +42,7 @@ class Evaluator:
             self._run = self._loop_on_host
 
     def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
-        """Returns the loss and the metrics over a whole data set, a source, as if it were one batch.
+        """Returns the loss and the metrics over a whole dataset, a source, as if it were one batch.
 
         Only a loss with `reduction="sum"` depends on `batch_size`, the examples per batch over all replicas. Raises
         `InputError` if the strategy needs the same number of examples on each replica, and this is not possible.

@@ -159,7 +159,7 @@ def layer_loss_sums(sums: tf.Tensor) -> tf.Tensor:
 
 
 def evaluation_loss(model: keras.Model, sums: Any, regularization: float) -> float:
-    """Returns the loss of the whole data set as one batch, given summed `evaluation_sums`.
+    """Returns the loss of the whole dataset as one batch, given summed `evaluation_sums`.
 
     A loss with `reduction="sum"` is, as in Keras, the mean of the batches' sums, weighted by their rows.
     """

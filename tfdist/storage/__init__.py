@@ -1,7 +1,7 @@
 """Storage of the durable files of a run: checkpoints, run directories and exported models.
 
 Installed packages can add storages for URL schemes such as `s3`, which `registry` looks up. Files that are local to a machine
-do not use a storage: in-memory checkpoints, data sets, and TensorFlow's profiles.
+do not use a storage: in-memory checkpoints, datasets, and TensorFlow's profiles.
 """
 
 from tfdist.storage.file_system import FileSystem

@@ -224,7 +224,7 @@ def _read_batches(batches: Iterator[Any], steps: int | None) -> Any:
         raise InputError("A generator requires `validation_steps`. Received: a generator without `validation_steps`.")
     batch_list = list(itertools.islice(batches, steps))
     if not batch_list:
-        raise InputError("A data set must have examples. Received: an empty generator.")
+        raise InputError("A dataset must have examples. Received: an empty generator.")
     return tf.nest.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *batch_list)
 
 

@@ -215,7 +215,7 @@ class Program:
         return RunVariables(self.model, self.strategy, self.store, callbacks, self.synchronizer)
 
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:
-        """Returns the loss and the metrics over a data set at a step; see `Trainer.evaluate`."""
+        """Returns the loss and the metrics over a dataset at a step; see `Trainer.evaluate`."""
         self.read_and_reset_metrics()  # discards the values of earlier calls in metrics of layers
         with self.evaluated_weights(step), explain_reading_errors(examples), explain_mismatch(examples.element_spec):
             results = self.strategy.with_all_replicas(lambda: self.evaluator.evaluate(examples, batch_size))

@@ -444,7 +444,7 @@ class Trainer:
         *,
         return_dict: bool = True,
     ) -> dict[str, float]:
-        """Returns the loss and the metrics over a data set, the same for any number of replicas.
+        """Returns the loss and the metrics over a dataset, the same for any number of replicas.
 
         Args:
           x: data to evaluate on, in any of the forms of `fit`.

@@ -1,4 +1,4 @@
-"""Writes the files of small data sets."""
+"""Writes the files of small datasets."""
 
 import pathlib
 
