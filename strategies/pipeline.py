@@ -22,7 +22,7 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.spread_stage import SpreadUpdate
 from tfdist.pipelining.stage_devices import StageDevices, StageLayouts, devices_of_process, prepare
-from tfdist.pipelining.stage_parts import StageBlocks, StageParts, reject_training_without_trainer, synchronize_replicas
+from tfdist.pipelining.stage_parts import StageBlocks, StageParts, synchronize_replicas
 
 _HOROVOD_LIBRARIES = ("gloo", "mpi")
 
@@ -108,7 +108,11 @@ class Pipeline(HasStages):
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """See base class. Weights get their values after the model is cut."""
-        reject_training_without_trainer()
+        keras_internals.reject_training(
+            "A model of a pipeline is trained by tfdist.Trainer, which gives each process the weights of its stages. "
+            "Received: Keras's own fit or train_on_batch, and {path}, which has no value yet. Pass the model and the "
+            "arguments of compile to tfdist.Trainer, and call the trainer's fit."
+        )
         scopes = contextlib.ExitStack()
         scopes.enter_context(keras_internals.deferred_weights())
         if self.stage_devices is not None:

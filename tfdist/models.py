@@ -92,7 +92,6 @@ def _replacement_error(model: keras.Model, old_class: type, new_class: type, rea
 
 
 def _classes_argument(model: str, value: Any) -> int:
-    """Returns the number of classes, a positive integer."""
     if not _is_positive(value):
         remedy = f" The dataset does not define it: pass {model}(classes=...)." if value is None else ""
         raise InputError(f"{model}: classes must be an integer, at least 1. Received: {value!r}.{remedy}")

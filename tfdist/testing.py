@@ -19,6 +19,7 @@ from tfdist.collectives import Collectives
 from tfdist.data import ArraySource
 from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Reducer, ReductionResult
+from tfdist.gradients.reducer import Tensors
 from tfdist.optimizers import LARS, MomentumCorrectedSGD, WarmupAndDecay
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.trainer import Trainer
@@ -193,9 +194,7 @@ def make_trainer(strategy: Strategy, case: Case, **options: Any) -> Trainer:
 class NoReduction(Reducer):
     """A faulty reducer that every suite must detect: each replica keeps its own gradients."""
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         """See base class; violates its contract on purpose."""
         return ReductionResult(list(tensors), list(tensors), [], list(tensors))
 

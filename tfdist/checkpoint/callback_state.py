@@ -174,13 +174,11 @@ class CallbackStates:
                 callback.load_state_dict(state[_STATE_DICT])
 
     def _is_restored(self, name: str, state: Mapping[str, Any]) -> bool:
-        """Returns whether a callback of this run accepts the state."""
         accepts = _has_state_dict if _STATE_DICT in state else _is_keras_callback
         return name in self._callbacks and accepts(self._callbacks[name])
 
 
 def _callback_name(callback: keras.callbacks.Callback) -> str:
-    """Returns the name of a callback's class, followed by the metric that it monitors, if any."""
     monitor = getattr(callback, "monitor", None)
     return type(callback).__name__ + (f":{monitor}" if isinstance(monitor, str) else "")
 

@@ -181,7 +181,6 @@ class _PeriodicSaver(Saver):
             self.sync_points.request(_DUE)
 
     def finish(self) -> None:
-        """Waits for all writes at the end of the run."""
         self._durable_tier.wait()
         if self._in_memory_tier:
             self._in_memory_tier.wait()

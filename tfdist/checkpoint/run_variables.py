@@ -49,8 +49,6 @@ _MAX_DIFFERENCES = 10  # maximum number of reported differences between two mode
 
 
 class _RunVariable(NamedTuple):
-    """A variable of this process."""
-
     variable: tf.Variable  # None if another process has its value
     spec: tuple[str, tuple[int, ...]]  # dtype and shape
     per_replica: bool  # whether each replica has its own value

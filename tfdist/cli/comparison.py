@@ -124,10 +124,8 @@ class ReplayLoop:
         for update in self._replay.updates[first : first + count]:
             if update.factor:  # otherwise the update was dropped, or not finite
                 step = update.ticket - first
-                losses[step], is_counted[step] = (
-                    self._repeat(update, batches[step], snapshots, with_gradient_norm),
-                    True,
-                )
+                losses[step] = self._repeat(update, batches[step], snapshots, with_gradient_norm)
+                is_counted[step] = True
             snapshots[update.version + 1] = self._snapshot()
         return LoopResult(
             losses=tf.constant(losses, keras.config.floatx()),

@@ -93,7 +93,6 @@ def _version_finding(title: str, version: str, is_supported: bool, supported: st
 
 
 def _metadata_field(field: str) -> list[str]:
-    """Returns a field of tfdist's metadata; empty if tfdist is not installed."""
     try:
         return importlib.metadata.metadata("tfdist").get_all(field) or []
     except importlib.metadata.PackageNotFoundError:

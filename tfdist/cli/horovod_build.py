@@ -182,7 +182,6 @@ def mpi_family() -> str:
 
 
 def _output_of(*command: str) -> str:
-    """Returns the output of a command; empty if it fails."""
     result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return "" if result.returncode else result.stdout + result.stderr
 

@@ -120,7 +120,6 @@ def _trainable_variables(plan: "Plan", is_replicated: bool) -> "list[VariablePla
 
 
 def _device_lines(plan: "Plan") -> Iterator[str]:
-    """Yields lines about layouts of variables and communication between the devices of a process."""
     rows = [
         (*described_dims(v), str(v.placement.computation), byte_size(v.bytes_per_device(plan.mesh)["parameters"]))
         for v in _trainable_variables(plan, is_replicated=False)
@@ -139,7 +138,6 @@ def _device_lines(plan: "Plan") -> Iterator[str]:
 
 
 def _sharding_to_json(plan: "Plan | None") -> dict[str, Any]:
-    """Returns JSON values about sharding over the devices of a process."""
     if plan is None:
         return {"layout": {}, "sharded_variables": [], "collectives": [], "warnings": []}
     return {

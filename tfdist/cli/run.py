@@ -54,7 +54,7 @@ from tfdist.reporting.ledger_file import LedgerFile, NullLedger, UpdatesFile
 from tfdist.reporting.loggers import check_user_defined, make_loggers
 from tfdist.reporting.profile import NullProfile, ProfileWindow
 from tfdist.reporting.run_directory import default_path, flag_values
-from tfdist.reporting.run_summary import best_evaluation, duration
+from tfdist.reporting.run_summary import best_evaluation, duration, png
 from tfdist.reporting.schema import EVAL, main_metrics
 from tfdist.reporting.warn_once import warn_once
 from tfdist.storage import path_of, storage_of
@@ -568,7 +568,7 @@ def open_run(
             ledger=ledger,
             strategy_reason=session.strategy_choice.cause,
             record_all_reduce_table=lambda table: directory.write(directory.all_reduce_table, table.encode()),
-            record_timelines=lambda timelines: directory.write(directory.timeline, timeline.png(timelines)),
+            record_timelines=lambda timelines: directory.write(directory.timeline, png(timeline.draw(timelines))),
             description={"output": str(directory.path), "resuming": f"from {resumed_from}" if resumed_from else ""},
             findings=findings,
         )

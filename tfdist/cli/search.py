@@ -54,7 +54,6 @@ def _check_directory(folder: StoragePath) -> None:
 
 
 def _write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig, png: bytes) -> None:
-    """Writes the result of a search."""
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name != "output_dir"}
     record = {"schema": _SCHEMA, **results, "flags": flags}
     for suffix, contents in (("json", f"{json.dumps(record, indent=2)}\n".encode()), ("png", png)):

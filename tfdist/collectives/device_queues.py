@@ -128,5 +128,4 @@ class DeviceGroup(Collectives):
 
 
 def _copy(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Copies a tensor to this replica's device."""
     return tf.ensure_shape(tf.identity(tensor), shape)

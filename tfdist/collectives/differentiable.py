@@ -66,13 +66,7 @@ def loss_weight_scope(weight: tf.Tensor | None) -> contextlib.AbstractContextMan
 
 def all_reduce(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.Tensor:
     """Sums a tensor over the replicas; differentiable. Cost: one all-reduce forward, one backward."""
-
-    @tf.custom_gradient
-    def sum_over_replicas(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        [total] = collectives.all_reduce([tf.stop_gradient(x)], name=name)
-        return total, weight_gradient(lambda upstream: all_reduce(collectives, upstream, name=f"{name}/gradient"))
-
-    return sum_over_replicas(tensor)
+    return _call(lambda x: collectives.all_reduce([x], name=name)[0], all_reduce, collectives, tensor, name)
 
 
 def all_gather(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.Tensor:
@@ -80,24 +74,27 @@ def all_gather(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.
 
     Cost: one all-gather forward, one reduce-scatter backward.
     """
-
-    @tf.custom_gradient
-    def stack(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        [result] = collectives.stack([tf.stop_gradient(x)], name=name)
-        return result, weight_gradient(lambda upstream: _reduce_scatter(collectives, upstream, name=f"{name}/gradient"))
-
-    return stack(tensor)
+    return _call(lambda x: collectives.stack([x], name=name)[0], _reduce_scatter, collectives, tensor, name)
 
 
 def _reduce_scatter(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.Tensor:
     """Sums a tensor [N, ...] over the replicas and returns this replica's part of it, [...]; differentiable."""
+    return _call(lambda x: collectives.reduce_scatter([x], name=name)[0][0], all_gather, collectives, tensor, name)
 
+
+def _call(
+    forward: Callable[[tf.Tensor], tf.Tensor],
+    backward: Callable[..., tf.Tensor],
+    collectives: Collectives,
+    tensor: tf.Tensor,
+    name: str,
+) -> tf.Tensor:
     @tf.custom_gradient
-    def scatter(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        [part] = collectives.reduce_scatter([tf.stop_gradient(x)], name=name)
-        return part[0], weight_gradient(lambda upstream: all_gather(collectives, upstream, name=f"{name}/gradient"))
+    def call(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        result = forward(tf.stop_gradient(x))
+        return result, weight_gradient(lambda upstream: backward(collectives, upstream, name=f"{name}/gradient"))
 
-    return scatter(tensor)
+    return call(tensor)
 
 
 def weight_gradient(gradient: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:

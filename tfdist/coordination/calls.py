@@ -174,7 +174,6 @@ class _Channel:
         return decode(self._session.unseal(self._receive(length).tobytes().removesuffix(b"\n")), self._receive)
 
     def _receive(self, count: int) -> np.ndarray:
-        """Receives bytes into aligned memory."""
         memory = np.empty([count + ALIGNMENT - 1], np.uint8)
         begin = -memory.ctypes.data % ALIGNMENT
         data, position = memory[begin : begin + count], 0

@@ -262,7 +262,7 @@ class Client:
         self._condition = threading.Condition()  # guards the attributes below; notifies of losses
         self._pending: dict[int, _PendingGather] = {}
         self._ticket_count = 0
-        self._losses: list[LostMember] = []  # in order of strategy_choice
+        self._losses: list[LostMember] = []  # in the order in which they were reported
         self.departed_members: frozenset[int] = frozenset()
         self._departure_callbacks: list[Callable[[LostMember], None]] = []
         self._end_reason = ""  # why no more gathers can complete

@@ -90,10 +90,6 @@ class Group(abc.ABC):
         """Returns a suffix with the role of a rank of the job, such as ` (stage 1)`; empty if it has none."""
         return f" ({self.roles[rank]})" if rank in self.roles else ""
 
-    def describe_members(self, members: Iterable[int]) -> str:
-        """Returns the ranks of members in the job, for messages: `rank 2` or `ranks 2, 5`."""
-        return name_ranks([self.ranks[member] for member in members])
-
     @abc.abstractmethod
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
         """Returns every member's value, ordered by rank, on every member.

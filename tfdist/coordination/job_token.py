@@ -100,12 +100,8 @@ def is_loopback(address: str) -> bool:
 
 def network_interface(address: str) -> str:
     """Returns the name of this host's network interface with an address, or "" if there is none."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if address.partition("%")[0] in {
-            interface_address.address.partition("%")[0] for interface_address in addresses
-        }:
-            return name
-    return ""
+    pairs = ((name, info.address) for name, infos in psutil.net_if_addrs().items() for info in infos)
+    return next((name for name, other in pairs if other.partition("%")[0] == address.partition("%")[0]), "")
 
 
 def _interface(host: str) -> str:

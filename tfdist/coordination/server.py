@@ -136,10 +136,6 @@ class PendingOperation:
     is_misuse: bool = False  # whether it failed because the ranks' programs make different calls
     deadlock_time: float = math.inf  # when a deadlock was detected
 
-    def missing_ranks(self) -> list[int]:
-        """Returns the members that have not arrived."""
-        return [rank for rank in self.ranks if rank not in self.tickets]
-
     def fail(self, failure: str, is_misuse: bool = False) -> Iterator[Answer]:
         """Fails the operation for all members, including members that arrive later."""
         self.failure, self.expiry_time, self.is_misuse = failure, math.inf, is_misuse
@@ -301,7 +297,7 @@ class PendingOperations:
             del self._operations[key]
 
     def _missing(self, entry: PendingOperation) -> list[int]:
-        return [rank for rank in entry.missing_ranks() if rank not in self._absent_ranks]
+        return [rank for rank in entry.ranks if rank not in entry.tickets and rank not in self._absent_ranks]
 
     def _open_operations(self) -> Iterable[PendingOperation]:
         return [entry for operations in self._operations.values() for entry in operations if not entry.failure]

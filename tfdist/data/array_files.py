@@ -254,7 +254,6 @@ def is_numeric(table: Table, name: str) -> bool:
 
 
 def _parse_numbers(cells: Sequence[str]) -> np.ndarray:
-    """Returns cells as float64; NaN for a cell that is not a number."""
     try:
         return np.array(cells, np.float64)
     except ValueError:

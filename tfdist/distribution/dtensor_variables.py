@@ -166,7 +166,6 @@ class _Variable(dtensor.DVariable):
     mesh_layout: Layout
 
     def numpy(self) -> Any:
-        """Returns the full value."""
         return self.devices.full_tensor(self.read_value()).numpy()
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
-from tfdist.gradients.reducer import Reducer, ReductionResult, tensor_specs
+from tfdist.gradients.reducer import Reducer, ReductionResult, Tensors, tensor_specs
 
 # Between processes, the fixed cost of a message, 1 to 2 ms, is about the time to transfer this many bytes.
 SMALL_BYTES = 2 * 1024 * 1024
@@ -82,9 +82,7 @@ class Bucketed(Reducer):
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         return [state for _, bucket in self._buckets(specs) for state in self._inner.state(bucket)]
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         totals, sent = list(tensors), list(tensors)
         buckets = self._buckets(tensor_specs(tensors))
         remaining = iter(state)
@@ -128,7 +126,7 @@ def _bucket_spec(members: Sequence[tf.TensorSpec]) -> tf.TensorSpec:
     return tf.TensorSpec([size], members[0].dtype, f"{members[0].name}..{members[-1].name}")
 
 
-def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def _pack(tensors: Tensors) -> tf.Tensor:
     if len(tensors) == 1:
         return tensors[0]
     with tf.name_scope("pack"):  # in profiles

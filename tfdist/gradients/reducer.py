@@ -3,13 +3,15 @@
 import abc
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
+
+Tensors: TypeAlias = Sequence[tf.Tensor]
 
 
 class ReductionResult(NamedTuple):
@@ -62,9 +64,7 @@ class Reducer(abc.ABC):
         return []
 
     @abc.abstractmethod
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         """Sums tensors over replicas.
 
         Args:
@@ -78,20 +78,18 @@ class Reducer(abc.ABC):
 class Sum(Reducer):
     """All-reduces the whole list as one message. Exact up to rounding. Cost: 2 n (N - 1) / N bytes for n bytes."""
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         """See base class. An inf or NaN of any replica also appears in the sum, which is therefore its own witness."""
         totals = collectives.all_reduce(tensors, name=name)
         return ReductionResult(totals, list(tensors), [], totals)
 
 
-def tensor_specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
+def tensor_specs(tensors: Tensors) -> list[tf.TensorSpec]:
     """Returns the specs of tensors; their names contain only the index of the tensor."""
     return [tf.TensorSpec(tensor.shape, tensor.dtype, f"tensor{i}") for i, tensor in enumerate(tensors)]
 
 
-def split_at(values: Sequence[tf.Tensor], count: int) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+def split_at(values: Tensors, count: int) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Returns the first `count` values of a state, and the remaining values."""
     return list(values[:count]), list(values[count:])
 
@@ -110,9 +108,7 @@ class PartitionedReducer(Reducer):
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         return [state for indices, reducer in self._partitions for state in reducer.state([specs[i] for i in indices])]
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         totals, sent = list(tensors), list(tensors)
         remaining, new_state, witnesses = list(state), [], []
         for index, (indices, reducer) in enumerate(self._partitions):
@@ -151,9 +147,7 @@ class ErrorFeedback(Reducer):
         errors = [State(f"{spec.name}/error", tuple(spec.shape), spec.dtype, per_replica=True) for spec in specs]
         return errors + self.inner.state(specs)
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         errors, inner_state = split_at(state, len(tensors))
         inputs = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
         reduction = self.inner.reduce(inputs, inner_state, collectives, name=name)
@@ -194,12 +188,7 @@ class SparseRows(Reducer):
         return [state for spec in specs for state in self._inner.state([spec])]
 
     def reduce(
-        self,
-        tensors: Sequence[tf.Tensor | tf.IndexedSlices],
-        state: Sequence[tf.Tensor],
-        collectives: Collectives,
-        *,
-        name: str,
+        self, tensors: Sequence[tf.Tensor | tf.IndexedSlices], state: Tensors, collectives: Collectives, *, name: str
     ) -> ReductionResult:
         """See base class. Tensors may be `tf.IndexedSlices` of static dense shape; `totals` and `sent` are dense."""
         result = ReductionResult([], [], [], [])

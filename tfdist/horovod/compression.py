@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError, nearest
 from tfdist.gradients import Bucketed, Reducer, ReductionResult
+from tfdist.gradients.reducer import Tensors
 from tfdist.gradients.compression import METHODS, create_reducer
 from tfdist.gradients.compression import check as check_compression
 
@@ -135,9 +136,7 @@ class CompressedSum(Reducer):
     def __init__(self, compressor: type[Compressor]):
         self._compressor = compressor
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         pairs = [self._compressor.compress(tensor) for tensor in tensors]
         sums = collectives.all_reduce([tensor for tensor, _ in pairs], name=name)
         totals = [self._compressor.decompress(s, context) for s, (_, context) in zip(sums, pairs, strict=True)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.coordination.group import name_ranks
 from tfdist.data.batches import split_batches
 from tfdist.data.row_partition import strip_none
 from tfdist.distribution.strategy import Strategy
@@ -143,7 +144,7 @@ class BatchReader:
         group = self._data.strategy.group
         has_batch = group.gather(name, batch is not None, self._data.deadline)
         if len(set(has_batch)) > 1:
-            ended_ranks = group.describe_members(rank for rank, has_next in enumerate(has_batch) if not has_next)
+            ended_ranks = name_ranks([group.ranks[i] for i, has_next in enumerate(has_batch) if not has_next])
             raise InputError(
                 "Every process must read the same batches, so that all passes have the same length. Received: data "
                 f"of {self._position} batches on {ended_ranks}, and more on the others. Do not shard the data by rank."

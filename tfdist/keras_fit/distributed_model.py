@@ -410,8 +410,6 @@ class DistributedModel:
 
 
 class _Call(NamedTuple):
-    """A call of one of Keras's methods."""
-
     name: str  # of the method
     number: int  # identifies the call in this process
     batches_per_pass: list[int | None]  # number of batches in each dataset that Keras will request, in order

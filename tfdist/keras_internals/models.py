@@ -325,7 +325,6 @@ def by_name(name: str, result: Any) -> dict[str, Any]:
 
 
 def _scalars(name: str, result: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Yields the elements of a metric's result with their names in logs."""
     if result.size == 1:
         yield name, float(result.item())
         return

@@ -89,7 +89,6 @@ def _serve_group(
 
 
 def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
-    """Returns the tasks of the ranks of this node, and then of the evaluator, if it runs here."""
     inherited = {k: v for k, v in without_rank_variables(host.environment).items() if k not in _LAUNCHER_VARIABLES}
     job_environment = {"PYTHONUNBUFFERED": "1"} | inherited  # prints the last lines before a crash
     job_environment |= {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}

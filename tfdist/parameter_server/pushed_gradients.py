@@ -19,7 +19,7 @@ from tfdist.coordination.calls import ALIGNMENT
 from tfdist.distribution.strategy import State
 from tfdist.gradients import ErrorFeedback, Reducer, ReductionResult
 from tfdist.gradients.compression import EXACT, CodecReducer, create
-from tfdist.gradients.reducer import split_at, tensor_specs
+from tfdist.gradients.reducer import Tensors, split_at, tensor_specs
 
 
 def as_tensor(array: np.ndarray) -> tf.Tensor:
@@ -75,9 +75,7 @@ class PushReducer(Reducer):
         states = [state for spec, reducer in reducers if reducer for state in reducer.state([spec])]
         return [dataclasses.replace(state, per_replica=True) for state in states]
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         self.payloads, result, remaining = [], ReductionResult([], [], [], []), list(state)
         for i, (tensor, reducer) in enumerate(zip(tensors, self._reducers, strict=True)):
             messages, reduction = _Messages(self._worker), ReductionResult([tensor], [tensor], [], [tensor])

@@ -129,7 +129,6 @@ class Execution:
         return outputs, [*outputs, share]
 
     def _accumulate(self, action: Action, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
-        """Adds the gradients of a micro-batch to the totals; returns the totals."""
         totals = self._gradients[action.stage]
         for i, gradient in enumerate(gradients):
             if gradient is not None:

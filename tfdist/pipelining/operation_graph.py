@@ -214,7 +214,6 @@ class AbstractRun:
 
 
 def _fixed_rows(graph: Graph) -> int | None:
-    """Returns the number of rows of the model's inputs if it is fixed, else None."""
     sizes = [graph.tensors[index].shape[:1] for index in graph.inputs.values()]
     return next((shape[0] for shape in sizes if shape and shape[0] is not None), None)
 
@@ -268,7 +267,6 @@ class _Tracer:
 
 
 def _activations(graph: Graph, rows: int, tracer: _Tracer) -> list[int]:
-    """Returns the bytes per row that each call keeps for the backward pass."""
     active = {tracer.values[index].name for index in graph.inputs.values()}
     sizes, start = [], 0
     for call, end in zip(graph.calls, tracer.ends, strict=True):

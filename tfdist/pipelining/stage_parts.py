@@ -238,7 +238,6 @@ class _RemoteReads:
                     self._transfer(0, variable)(tf.convert_to_tensor(keras_internals.value_of(variable)))
 
     def end(self) -> None:
-        """Ends `answer` in the other processes."""
         self._group.broadcast(_NEXT_READ, _END, LONG_SECONDS)
 
     def _transfer(self, process: int, variable: keras.Variable) -> Any:
@@ -275,15 +274,6 @@ def check_stage_model(model: keras.Model) -> None:
             "Layers of a pipeline must not have metrics, because no stage has those of all layers. Received: "
             f"{metrics[0].path}. Pass the metric to `metrics=`."
         )
-
-
-def reject_training_without_trainer() -> None:
-    """Makes Keras's `fit` raise `InputError` for a model of a pipeline whose weights have no values."""
-    keras_internals.reject_training(
-        "A model of a pipeline is trained by tfdist.Trainer, which gives each process the weights of its stages. Received: "
-        "Keras's own fit or train_on_batch, and {path}, which has no value yet. Pass the model and the arguments of compile to "
-        "tfdist.Trainer, and call the trainer's fit."
-    )
 
 
 class StageBlocks(VariableBlocks):

@@ -1,11 +1,11 @@
 """Predicts timelines of the actions of processes, and plots predicted or measured timelines."""
 
 import dataclasses
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule, result_of
+from tfdist.reporting.run_summary import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,13 +120,6 @@ _WIDTH, _ROW_HEIGHT = 12.0, 0.36  # inches
 _DIGIT_WIDTH = 0.085  # inches
 
 
-def png(timelines: Mapping[str, Timeline]) -> bytes:
-    """Returns a plot of timelines as the contents of a PNG file; see `draw`."""
-    content = io.BytesIO()
-    draw(timelines).savefig(content, format="png")
-    return content.getvalue()
-
-
 def draw(timelines: Mapping[str, Timeline]) -> "Figure":
     """Returns a figure with one panel per timeline, stacked on a common time axis.
 
@@ -134,13 +127,11 @@ def draw(timelines: Mapping[str, Timeline]) -> "Figure":
     chunks have lighter colors. The figure has no window and does not use matplotlib's global state. The keys are titles
     such as "1f1b, measured".
     """
-    # Imported late, because it takes 0.4 s.
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    from matplotlib.patches import Patch  # imported late, because it takes 0.4 s
 
     rows = [len(timeline.spans) for timeline in timelines.values()]
     height = sum(_ROW_HEIGHT * count + 0.45 for count in rows) + 0.8
-    figure = Figure(figsize=(_WIDTH, height), dpi=120, layout="constrained")
+    figure = new_figure(_WIDTH, height)
     panels: list[Axes] = [*figure.subplots(len(rows), 1, squeeze=False, sharex=True, height_ratios=rows)[:, 0]]
     end = max(timeline.makespan for timeline in timelines.values()) or 1.0
     factor, unit = (1e3, "ms") if end < 1 else (1.0, "s")

@@ -146,6 +146,5 @@ def compiled_loop(
 
 
 def _slowest(group: Group, times: list[float]) -> list[float]:
-    """Returns the maximum of each time over all processes."""
     times_by_process = group.gather("bench/times", times, deadline=DEADLINE)
     return [max(call_times) for call_times in zip(*times_by_process, strict=True)]

@@ -99,7 +99,7 @@ class Activations:
         return Activation(tuple(axes), self.bytes_with(tensor, axes))
 
     def bytes_with(self, tensor: keras.KerasTensor, axes: Sequence[str | None]) -> int:
-        """Returns the bytes per device of a tensor with these axes."""
+        """Returns the bytes per device of a tensor with these axes; dims without an axis at the end may be omitted."""
         parts = math.prod(self.mesh.axes[axis] for axis in axes if axis)
         return math.prod(_shape(tensor, self._rows)) * tf.as_dtype(tensor.dtype).size // parts
 
@@ -112,7 +112,6 @@ class Activations:
 
 
 def _output_names(layer: keras.Layer, names: Dims, output: keras.KerasTensor, variables: Mapping[int, Dims]) -> Dims:
-    """Returns the dim names of a layer's output, derived from those of its first input."""
     result = names if tuple(first(layer.input).shape) == tuple(output.shape) else _row_names(output)
     if isinstance(layer, MixtureOfExperts):
         result = ("batch", None, names[-1])
@@ -176,10 +175,9 @@ def layer_communication(
         elif getattr(layer, "tfdist_dims", None):
             yield from _constraint(layer, activations, needs_gradient)
     for output in keras.tree.flatten(model.outputs):
-        for axis in activations.of(output).axes[1:]:
-            if axis:
-                row_axes = (activations.of(output).axes[0], *[None] * (len(output.shape) - 1))
-                yield Traffic("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, row_axes))
+        row_axis, *other_axes = activations.of(output).axes
+        for axis in filter(None, other_axes):
+            yield Traffic("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, [row_axis]))
 
 
 def find_unclear_layers(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[str]:
@@ -244,7 +242,6 @@ def gradient_communication(
 
 
 def _tensors_without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:
-    """Returns the ids of tensors that do not depend on trainable weights."""
     ids = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
     for layer in layers:
         inputs = keras.tree.flatten(layer.input)
@@ -261,12 +258,8 @@ def _dense(layer: keras.layers.Dense, activations: Activations, needs_gradient: 
     )
     activation, source = activations.of(layer.input), first(layer.input)
     if activation.axes[-1] and output_axis == activation.axes[-1] and input_axis != output_axis:
-        yield Traffic(
-            f"input of {layer.path}",
-            "all-gather",
-            output_axis,
-            activations.bytes_with(source, (*activation.axes[:-1], None)),
-        )
+        size = activations.bytes_with(source, activation.axes[:-1])
+        yield Traffic(f"input of {layer.path}", "all-gather", output_axis, size)
     elif axis := input_axis or activation.axes[-1]:
         yield Traffic(f"output of {layer.path}", "all-reduce", axis, activations.of(layer.output).bytes)
     if output_axis and needs_gradient:
@@ -284,15 +277,9 @@ def _attention(layer: keras.Layer, activations: Activations, without_gradients: 
     keys = list(tensors.values())[-1]
     key_activation = activations.of(keys)
     context = rules.get("context", rules["batch"])
-    sequence_axes = [
-        *key_activation.sequence_axes,
-        *([context] if context != rules["batch"] and mesh.splits(context) else []),
-    ]
-    for axis in dict.fromkeys(sequence_axes):
-        tokens = (
-            activations.bytes_with(keys, (key_activation.axes[0], *[None] * (len(key_activation.axes) - 1)))
-            // keys.shape[-1]
-        )
+    context_axes = [context] if context != rules["batch"] and mesh.splits(context) else []
+    for axis in dict.fromkeys([*key_activation.sequence_axes, *context_axes]):
+        tokens = activations.bytes_with(keys, key_activation.axes[:1]) // keys.shape[-1]
         kernels = [keras_internals.kernel_of(x) for x in keras_internals.layers_of(layer) if x.name in _KEYS]
         repeats = getattr(layer, "num_repeats", 1)  # Keras repeats the keys of grouped queries before attention
         size = tokens * repeats * sum(_width(kernel, mesh) for kernel in kernels)
@@ -304,7 +291,7 @@ def _experts(layer: MixtureOfExperts, activations: Activations) -> Iterator[Traf
     """Yields the exchange of tokens with experts and their gradients, or partial sums if each device has all tokens."""
     mesh, batch = activations.mesh, activations.rules["batch"]
     activation, source = activations.of(layer.input), first(layer.input)
-    all_tokens = activations.bytes_with(source, (activation.axes[0], None, None))
+    all_tokens = activations.bytes_with(source, activation.axes[:1])
     if mesh.splits(batch):
         yield Traffic(f"load of {layer.path}", "all-reduce", batch, keras_internals.bytes_of(layer.load.tokens))
     for sequence in activation.sequence_axes:
@@ -359,7 +346,7 @@ def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activation
         for axis in activations.of(layer.input).axes[1:]:
             if axis and (id(source), axis) not in reported_axes:
                 reported_axes.add((id(source), axis))
-                size = activations.bytes_with(layer.output, (*row_axes, *[None] * (len(layer.output.shape) - 1)))
+                size = activations.bytes_with(layer.output, row_axes)
                 yield Traffic(f"gradient of the output of {keras_internals.path_of(source)}", "all-gather", axis, size)
 
 
@@ -616,7 +603,6 @@ def uncounted_rules(rules: Mapping[str, str]) -> list[str]:
 
 
 def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
-    """Returns the number of optimizer variables of each variable, by the variable's id."""
     for variable in model.trainable_variables:
         keras_internals.set_layout(variable, variable)  # Keras passes the layout to optimizer variables
     owners = [

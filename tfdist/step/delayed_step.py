@@ -411,7 +411,6 @@ def _read(iterator: Iterator[Any], strategy: HasStages, is_needed: tf.Tensor, la
 
 
 def _with_shapes(tensors: Any, reference: Any) -> Any:
-    """Returns the tensors with the static shapes of `reference`."""
     return tf.nest.map_structure(lambda x, y: tf.ensure_shape(x, y.shape), tensors, reference)
 
 

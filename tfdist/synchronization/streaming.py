@@ -182,7 +182,6 @@ class StreamingSynchronizer(PeriodicSynchronizer):
         return saved.get("last_exchange") is None and len(saved.get("since", [])) in (0, self._sync.fragment_count)
 
     def _send(self, index: int, step: int) -> None:
-        """Starts the exchange of a fragment."""
         fragment = self._exchanges[index]
         summands = self._on_replicas(fragment.prepare, self._expected_rows(step - self._send_steps[index]))
         exchange = self._compiled_exchange(fragment, fragment.exchange, summands, prologue=self._signal)

@@ -105,7 +105,6 @@ class _Writer:
                 raise ValueError(f"{mismatches[0]} differs between rank {rank} and rank 0, see --check_sync_every")
 
     def content(self, step: int, seed: int) -> manifest.Manifest:
-        """Returns the manifest of all files."""
         indices = [self._messages[0]["replicated"], *(message["own"] for message in self._messages.values())]
         index = merge_indices(parse(Index, index, "an index") for index in indices)
         flags, values = self._messages[0]["flags"], self._messages[0]["values"]

@@ -175,7 +175,6 @@ def _discard(path: StoragePath, is_complete: bool = False) -> None:
 
 
 def _find_matches(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[tuple[StoragePath, re.Match[str]]]:
-    """Yields the directories in a directory whose names match a pattern."""
     storage = storage_of(directory)
     if storage.is_directory(directory):
         for entry in storage.entries(directory):

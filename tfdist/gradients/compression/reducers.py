@@ -8,7 +8,7 @@ import functools
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -17,7 +17,7 @@ from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import fold_in
-from tfdist.gradients.reducer import Reducer, ReductionResult, split_at
+from tfdist.gradients.reducer import Reducer, ReductionResult, Tensors, split_at
 
 _UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 
@@ -171,6 +171,9 @@ def finiteness_flag(x: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.reduce_all(tf.math.is_finite(x)), 0.0, float("nan"))
 
 
+VectorSum: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # the total, the sent vector and the witness
+
+
 class Vectorwise(Reducer):
     """Reduces each tensor of a list with separate messages. Empty tensors are not sent and keep their state.
 
@@ -187,9 +190,7 @@ class Vectorwise(Reducer):
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         return [state for spec in specs for state in self.vector_state(spec)]
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         result = ReductionResult([], [], [], [])
         remaining, count = list(state), len(state) // max(1, len(tensors))
         for i, tensor in enumerate(tensors):
@@ -210,9 +211,7 @@ class Vectorwise(Reducer):
         """
         return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)] if self.randomized else []
 
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce_vector(self, x: tf.Tensor, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         """Sums a vector [n] float32, n static and at least 1, over replicas, as `reduce` does.
 
         The state is in the order of `vector_state`; `totals` and `sent` are [n] float32.
@@ -222,9 +221,7 @@ class Vectorwise(Reducer):
         total, sent, witness = self.sum_vector(x, seed, collectives, name=name)
         return ReductionResult([total], [sent], [draws + 1 for draws in state], [witness])
 
-    def sum_vector(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def sum_vector(self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str) -> VectorSum:
         """Sums a vector over replicas, given a seed, [2] int32; returns the total, the sent vector and the witness."""
         raise NotImplementedError
 
@@ -255,9 +252,7 @@ class CodecReducer(Vectorwise):
         self.biased, self.randomized = codec.biased, codec.randomized
         self.experimental = codec.experimental
 
-    def sum_vector(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def sum_vector(self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str) -> VectorSum:
         size, dtypes = x.shape[0], collectives.dtypes
         if self._codec.recodes and collectives.size > 2 and dtypes.native_all_to_all:
             return self._reduce_scatter(x, seed, collectives, name)
@@ -266,9 +261,7 @@ class CodecReducer(Vectorwise):
         total, checks = self.coder.sum(codes, collectives.size, size, dtypes)
         return total, self.coder.sum(packed, 1, size, dtypes)[0], checks
 
-    def _reduce_scatter(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _reduce_scatter(self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str) -> VectorSum:
         size, replicas, dtypes, coder = x.shape[0], collectives.size, collectives.dtypes, self.coder
         part_size = -(-size // (replicas * _ALIGNMENT)) * _ALIGNMENT
         parts = tf.reshape(tf.pad(x, [[0, replicas * part_size - size]]), [replicas, part_size])

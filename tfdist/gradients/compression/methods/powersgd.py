@@ -15,7 +15,7 @@ from tfdist.gradients.compression.arguments import run_with_xla
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import normalize_rows, orthonormalize
 from tfdist.gradients.compression.reducers import CodecReducer, reshape_like, seed_of
-from tfdist.gradients.reducer import Reducer, ReductionResult, Sum, split_at, tensor_specs
+from tfdist.gradients.reducer import Reducer, ReductionResult, Sum, Tensors, split_at, tensor_specs
 
 
 class PowerSGD(Reducer):
@@ -73,9 +73,7 @@ class PowerSGD(Reducer):
         factor_states = [self._factor_state(spec) for spec in specs if not self.is_exact(spec)]
         return factor_states + [state for message in self._messages(specs) for state in self._factors.state(message)]
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         lossy_indices = [i for i, tensor in enumerate(tensors) if not self.is_exact(tensor)]
         exact_indices = [i for i, tensor in enumerate(tensors) if self.is_exact(tensor)]
         previous_qs, message_state = split_at(state, len(lossy_indices))

@@ -11,7 +11,7 @@ from tfdist.gradients.compression.codec import Blockwise, Codec
 from tfdist.gradients.compression.random_draws import divide_or_zero, round_to_uint8
 from tfdist.gradients.compression.reducers import CodecReducer
 from tfdist.gradients.compression.sparse_vector import peaks, sums
-from tfdist.gradients.reducer import ReductionResult
+from tfdist.gradients.reducer import ReductionResult, Tensors
 
 
 class _Levels(Blockwise):
@@ -193,9 +193,7 @@ class SignSGD(CodecReducer):
     def __init__(self) -> None:
         super().__init__(_Votes())
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce(self, tensors: Tensors, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         """See base class. All replicas contribute equal parts of the total."""
         reduction = super().reduce(tensors, state, collectives, name=name)
         return reduction._replace(sent=[total / collectives.size for total in reduction.totals])

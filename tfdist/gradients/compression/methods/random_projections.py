@@ -14,7 +14,7 @@ from tfdist.gradients.compression.arguments import (
     validate_ratio,
 )
 from tfdist.gradients.compression.random_draws import flip_signs, sign_bits
-from tfdist.gradients.compression.reducers import Vectorwise, finiteness_flag
+from tfdist.gradients.compression.reducers import VectorSum, Vectorwise, finiteness_flag
 from tfdist.gradients.compression.sparse_vector import pad_entries, sample_size, sampled_top_k, to_dense
 
 
@@ -36,9 +36,7 @@ class _Projection(Vectorwise):
         self._unbiased = validate_flag(self.name, "unbiased", unbiased)
         self.biased = not unbiased
 
-    def sum_vector(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def sum_vector(self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str) -> VectorSum:
         k = selection_size(self._ratio, x.shape[0])
         values, back_project = self._project(x, k, seed)
         [total_message] = collectives.all_reduce([tf.concat([values, finiteness_flag(x)[None]], axis=0)], name=name)
@@ -164,9 +162,7 @@ class Sketch(Vectorwise):
         self._rows = validate_integer("sketch", "rows", rows, 1, 99)
         self._k = validate_integer("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
 
-    def sum_vector(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def sum_vector(self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str) -> VectorSum:
         """See base class. Sends two messages, or one if the vector is short."""
         size = x.shape[0]
         if size <= self._rows * self._columns:

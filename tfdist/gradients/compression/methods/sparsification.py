@@ -18,7 +18,7 @@ from tfdist.gradients.compression.arguments import (
 )
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import fold_in
-from tfdist.gradients.compression.reducers import Vectorwise, finiteness_flag, seed_of
+from tfdist.gradients.compression.reducers import VectorSum, Vectorwise, finiteness_flag, seed_of
 from tfdist.gradients.compression.sparse_vector import (
     SparseVector,
     magnitudes,
@@ -31,7 +31,7 @@ from tfdist.gradients.compression.sparse_vector import (
     to_dense,
     top_k,
 )
-from tfdist.gradients.reducer import ReductionResult
+from tfdist.gradients.reducer import ReductionResult, Tensors
 
 
 class TopK(Codec):
@@ -99,8 +99,6 @@ class TopK(Codec):
 
 
 class _Identity(Codec):
-    """Sends values as they are."""
-
     biased = False
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
@@ -135,9 +133,7 @@ class Threshold(Vectorwise):
         value = min(validate_positive("threshold", "value", value), float(np.finfo(np.float32).max))
         self._bits = max(1, int(np.float32(value).view(np.int32)))
 
-    def sum_vector(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def sum_vector(self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str) -> VectorSum:
         selection = select_by_threshold(x, self._bits)
         total, checks = sum_sparse(*selection, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
         return total, tf.where(magnitudes(x) >= self._bits, x, 0.0), checks
@@ -204,9 +200,7 @@ class DGC(Vectorwise):
             State(f"{spec.name}/steps", (), tf.int32, per_replica=False),
         ]
 
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
+    def reduce_vector(self, x: tf.Tensor, state: Tensors, collectives: Collectives, *, name: str) -> ReductionResult:
         velocity, residual, steps = state
         velocity, candidate = self._accumulate(x, velocity, residual, collectives.size)
         selection = self._select_largest(candidate, seed_of(name, steps, collectives.rank), steps)
