@@ -26,7 +26,7 @@ from tfdist.distribution.dtensor_variables import (
     MeshBlocks,
     MeshVariables,
     compile_program,
-    engine_mesh,
+    initialize_dtensor_mesh,
     place_batch,
 )
 from tfdist.distribution.mesh_checks import reject_calls_outside_programs, reject_unsafe_operations
@@ -77,7 +77,7 @@ class MeshOfDevices(Strategy):
         # Whether DTensor merges independent all-reduces into one message, which waits for all inputs.
         os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = str(int(self.shard.combines_all_reduces))
         self.group = join(cluster)
-        self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
+        self.devices = Devices(mesh, initialize_dtensor_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
         self._abstract_model: list[keras_internals.UninitializedVariable] = []
         self._checksums: dict[str, int] = {}

@@ -56,7 +56,7 @@ class MultiWorker(TensorFlowStrategy):
         )
         with wait_for_servers(group, cluster.size, start_timeout_seconds):
             engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
-        keras_internals.create_variables_of_any_dtype(engine)
+        keras_internals.broadcast_initial_values_of_any_dtype(engine)
         local_replicas = engine.num_replicas_in_sync // cluster.size
         make_group = (
             ProcessGroups(sets, cluster.size, local_replicas, options).collectives if cluster.size > 1 else None

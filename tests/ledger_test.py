@@ -116,13 +116,13 @@ RUNS = {
     ),
     "the dataset became another, whose examples would otherwise count as part of an epoch": (
         [(0, {}, (0, 5, STREAM[:20])), (5, {"examples": 8}, (5, 2, np.arange(8)))],
-        "attempt 1: an epoch has 8 examples, where the run began with 10\n",
+        "attempt 1: an epoch has 8 examples, but the run began with 10\n",
     ),
     "nobody recorded some steps": (
         [(0, {}, (0, 2, STREAM[:8])), (4, {}, (4, 1, STREAM[16:20]))],
         "step 2: process 0 of attempt 0 did not record it",
     ),
-    "a batch is too small": ([(0, {}, (0, 2, STREAM[:6]))], "step 0: 3 examples, where a batch has 4"),
+    "a batch is too small": ([(0, {}, (0, 2, STREAM[:6]))], "step 0: 3 examples, but a batch has 4"),
     "a start that does not count says nothing of where the run began": (
         [(5, {}, (5, 1, STREAM[20:24])), (0, {}, (0, 5, np.zeros(20, int)))],
         f"epoch 0: 1 {AGAIN}",

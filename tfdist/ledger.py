@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.checkpoint.format import newest, step_of
+from tfdist.checkpoint.format import complete_checkpoints, step_of
 from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import ExitCode, InputError, count_of
@@ -26,7 +26,9 @@ def main(run: str, output: Output = TEXT) -> int:
     for problem in listed_problems:
         output.line(problem)
     if problems:
-        output.line(f"Not proved: {len(problems)} problems; the first {len(listed_problems)} are listed above.")
+        output.line(
+            f"Not proved: {count_of(len(problems), 'problem')}; the first {len(listed_problems)} are listed above."
+        )
     else:
         output.line(
             f"Proved: {result['steps']} steps, {count_of(result['starts'], 'attempt')}. Each of "
@@ -45,7 +47,7 @@ def prove(directory: RunDirectory) -> dict[str, Any]:
     # Nonzero if the run began within an epoch, from a checkpoint of another run.
     epoch, previous_examples = divmod(starts[0]["examples_before"], size)
     problems = [  # epochs are undefined if the size of the dataset has changed
-        f"attempt {start['number']}: an epoch has {start['examples']} examples, where the run began with {size}"
+        f"attempt {start['number']}: an epoch has {start['examples']} examples, but the run began with {size}"
         for start in starts
         if start["examples"] != size
     ]
@@ -109,15 +111,15 @@ def _check_counts(start: Mapping[str, Any], directory: RunDirectory) -> None:
         value = start.get(name)
         if type(value) is not int or not minimum <= value < limit:
             raise InputError(
-                f"An attempt of a run must have a count as its {name}. Received: {str(value):.80}, in attempt "
-                f"{start['number']} of {directory.starts}, counted from 0. Restore the file."
+                f"Each attempt of a run must record {name} as an integer of at least {minimum}. Received: {str(value):.80}, in "
+                f"attempt {start['number']} of {directory.starts}, counted from 0. Restore the file."
             )
 
 
 def _stream(starts: list[dict[str, Any]], directory: RunDirectory) -> Iterator[tuple[list[str], np.ndarray]]:
     """Yields the errors of each step that was not repeated, and its examples in the order of use."""
     expected = starts[0]["step"]
-    checkpoint_steps = [step_of(path) for path in newest(directory.checkpoints)]
+    checkpoint_steps = [step_of(path) for path in complete_checkpoints(directory.checkpoints)]
     completed_steps = max([0, *checkpoint_steps, *(record["step"] for record in directory.records())])
     for start in starts:
         if start["step"] > expected:
@@ -135,7 +137,7 @@ def _stream(starts: list[dict[str, Any]], directory: RunDirectory) -> Iterator[t
             if missing:
                 errors = [f"step {step}: process {missing[0]} of attempt {start['number']} did not record it"]
             elif len(examples) != start["batch_size"]:
-                errors = [f"step {step}: {len(examples)} examples, where a batch has {start['batch_size']}"]
+                errors = [f"step {step}: {len(examples)} examples, but a batch has {start['batch_size']}"]
             yield errors, examples
             expected = step + 1
 

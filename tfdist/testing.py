@@ -12,7 +12,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdist import keras_internals, models
 from tfdist.collectives import Collectives

@@ -133,4 +133,4 @@ def test_a_run_on_such_a_machine_is_saved(metadata, single, tmp_path, caplog, mo
         fit(make_trainer(single), tmp_path, every="0", callbacks=[At(4, preempt)])
     [stopped] = steps_of(tmp_path)
     assert stopped >= 4
-    assert "is preempting this machine (instance/preempted)" in caplog.text
+    assert "will stop this machine (instance/preempted)" in caplog.text

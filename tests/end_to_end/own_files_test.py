@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.data.formats.writing import COLORS, example, write_image, write_records
 from tfdist import train
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
@@ -59,7 +59,7 @@ def test_a_resumed_run_with_augmentation_is_equal_bit_for_bit():
     flags = {"dataset": "images:colors", "augment": "flip|crop(padding=2)|contrast", "checkpoint_every": "7"}
 
     def weights(directory: str) -> dict[str, bytes]:
-        saved = Checkpoint.open(newest(pathlib.Path(directory, "checkpoints"))[0])
+        saved = Checkpoint.open(complete_checkpoints(pathlib.Path(directory, "checkpoints"))[0])
         return {name: saved.read(name).tobytes() for name in saved.tensors}
 
     run("whole", **flags, steps=11)

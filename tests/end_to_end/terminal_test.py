@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.terminals import Terminal
-from tfdist.checkpoint.format import newest
+from tfdist.checkpoint.format import complete_checkpoints
 
 pytestmark = pytest.mark.processes
 SECONDS = 300.0
@@ -53,7 +53,7 @@ def test_ctrl_c_in_a_terminal_saves_and_the_same_command_resumes(launch, tmp_pat
         one.screen.write(b"\x03")
         assert one.end(SECONDS) == 130, one.said.decode()
     said = one.said.decode()
-    [saved] = newest(tmp_path / "run" / "checkpoints")
+    [saved] = complete_checkpoints(tmp_path / "run" / "checkpoints")
     if launch:
         assert said.count("tfdist launch: Interrupted: all ranks have saved. Resume with the same command") == 1
     else:

@@ -310,7 +310,7 @@ def test_operations_run_in_a_session_of_tensorflow_1(ranks):
 def test_sessions_of_tensorflow_1_are_refused_in_one_line(ranks):
     for rank in ranks:
         for key in ("broadcast in a session", "broadcast_ in a session", "operations in a session"):
-            assert rank[key].startswith("NoGraphError: hvd.")
+            assert rank[key].startswith("GraphModeError: hvd.")
             assert "in a graph of TensorFlow 1 needs Horovod. Received: a job on" in rank[key]
 
 

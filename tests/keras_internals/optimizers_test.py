@@ -152,9 +152,9 @@ def test_state_that_begins_as_a_copy_of_the_weights_has_no_initial_value():
     variable = keras.Variable([1.0, -2.0])
     optimizer.build([variable])
     np.testing.assert_array_equal(keras_internals.slots(optimizer)[0], variable)
-    assert keras_internals.begins_at_weights(optimizer)
+    assert keras_internals.state_starts_from_weights(optimizer)
     assert keras_internals.initial_slot_values(optimizer) is None
-    assert not keras_internals.begins_at_weights(keras.optimizers.AdamW())
+    assert not keras_internals.state_starts_from_weights(keras.optimizers.AdamW())
 
 
 class _Own(keras.optimizers.Optimizer):

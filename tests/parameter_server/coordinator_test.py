@@ -90,7 +90,7 @@ def test_late_shares_are_dropped_and_their_worker_goes_on_with_the_newest_ticket
                 assert update.workers == tuple(w for w in range(3) if ticket in used[w]) and len(update.workers) == 2
                 counts.append(sum(rows[worker][0] for worker in update.workers))
                 assert update.row_factor == 9 / counts[-1] and result.losses[ticket - first] == pytest.approx(9)
-                assert [*result.numbers[ticket - first]] == [10 * ticket + worker for worker in update.workers]
+                assert [*result.example_indices[ticket - first]] == [10 * ticket + worker for worker in update.workers]
             assert result.dropped_rows == sum(9 - count for count in counts)
             assert len(used[2]) < end - first  # it neither computes all tickets nor waits for them
 
@@ -168,7 +168,7 @@ def test_tickets_of_lost_workers_are_computed_once_by_others(seed):
     assert sorted(ticket for tickets in committed for ticket in tickets) == [*range(end)]
     assert sorted(update.ticket for update in result.updates) == [*range(end)]
     assert bound is None or max(update.version - min(update.versions) for update in result.updates) <= bound
-    assert [numbers.tolist() for numbers in result.numbers] == [[ticket] for ticket in range(end)]
+    assert [indices.tolist() for indices in result.example_indices] == [[ticket] for ticket in range(end)]
     assert [int(total) for total in result.metrics] == [end]  # of lost workers, too
     assert coordinator._lost_workers or bound == 0  # then one worker computes all
 

@@ -9,7 +9,7 @@ import pytest
 from tests.parameter_server.variable_server_test import BIAS, options_of, push, served
 from tfdist.parameter_server.dynamic_embedding_tables import KeyedRows, initial_rows, rows_initializer
 from tfdist.parameter_server.embedding_tables import RemoteKeyedTable
-from tfdist.parameter_server.table_rows import TableForm, split
+from tfdist.parameter_server.table_rows import TableSpec, split
 from tfdist.parameter_server.update_order import Update
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -30,7 +30,7 @@ OPTIMIZERS = {
 
 
 def form(admit_after=1, evict_after=0, initializer=INITIAL):
-    return TableForm("item/embeddings", (1, WIDTH), "float64", initializer, (admit_after, evict_after))
+    return TableSpec("item/embeddings", (1, WIDTH), "float64", initializer, (admit_after, evict_after))
 
 
 def initial(key):

@@ -106,7 +106,7 @@ def test_recorded_updates_that_are_made_again_give_the_same_values_bit_for_bit(r
     assert (result.rejections > 0) == (late.kind == "reject")
     [counted] = result.metrics
     assert counted == sum(update.factor > 0 for update in result.updates)
-    assert [numbers.tolist() for numbers in result.numbers] == [[ticket] for ticket in range(TICKETS)]
+    assert [indices.tolist() for indices in result.example_indices] == [[ticket] for ticket in range(TICKETS)]
     found, repeated = train("replay(runs/one)", seed=100, updates=result.updates)
     assert found == values
     assert [update[:5] for update in repeated.updates] == [update[:5] for update in result.updates]
@@ -161,5 +161,5 @@ def test_a_slow_worker_is_rejected_at_most_once_for_each_update_and_no_ticket_st
     with ThreadPoolExecutor(2) as threads:
         [call.result(timeout=30) for call in [threads.submit(compute, worker) for worker in range(2)]]
     result = coordinator.result()
-    assert [numbers.tolist() for numbers in result.numbers] == [[ticket] for ticket in range(40)]
+    assert [indices.tolist() for indices in result.example_indices] == [[ticket] for ticket in range(40)]
     assert 0 < counts[1] and sum(counts.values()) == result.rejections <= 40

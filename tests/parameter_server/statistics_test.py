@@ -13,7 +13,7 @@ from tfdist.coordination.job_token import listen
 from tfdist.coordination.messages import OVERHEAD
 from tfdist.parameter_server.coordinator import Coordinator, RangeResult
 from tfdist.parameter_server.servers import Servers
-from tfdist.parameter_server.table_rows import TableForm, TableRows
+from tfdist.parameter_server.table_rows import TableRows, TableSpec
 from tfdist.parameter_server.update_order import Update
 from tfdist.synchronization.server_updates import Statistics
 
@@ -133,7 +133,7 @@ def test_the_worker_that_waits_for_a_slow_one_is_known():
 
 
 def test_the_use_of_rows_is_counted():
-    rows = TableRows(TableForm("a", (300, 2), "float32", None), server=1, servers=2)
+    rows = TableRows(TableSpec("a", (300, 2), "float32", None), server=1, servers=2)
     for _ in range(5):
         rows.pull_counts[np.array([3, 140])] += 1
     rows.pull_counts[np.array([7])] += 1

@@ -6,7 +6,7 @@ import pytest
 
 from tfdist import keras_internals
 from tfdist.parameter_server import table_rows
-from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, count_rows, split, sum_rows
+from tfdist.parameter_server.table_rows import TableRows, TableSpec, blocks, count_rows, split, sum_rows
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
@@ -33,7 +33,7 @@ def test_servers_draw_the_rows_of_one_device(servers, dtype, monkeypatch):
         layer.build()
     [variable] = layer.weights
     initializer = keras_internals.rows_initializer(variable)
-    form = TableForm("embedding/embeddings", (50, 5), dtype, initializer)
+    form = TableSpec("embedding/embeddings", (50, 5), dtype, initializer)
     expected = keras_internals.initial_value(variable).numpy()
     assert len(list(blocks((50, 5), dtype))) > 1
     for server in range(servers):

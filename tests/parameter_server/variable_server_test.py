@@ -23,7 +23,7 @@ from tfdist.gradients.reducer import tensor_specs
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.pushed_gradients import PushReducer, as_tensor
 from tfdist.parameter_server.servers import Servers, placement_of
-from tfdist.parameter_server.table_rows import TableForm
+from tfdist.parameter_server.table_rows import TableSpec
 from tfdist.parameter_server.update_order import Update
 from tfdist.parameter_server.variable_server import VariableServer
 
@@ -209,7 +209,7 @@ def trained_table(optimizer, servers, lazy):
             {1: BIAS},
             [],
             {0: ("embedding/embeddings", None, False), 1: ("dense/bias", None, False)},
-            {0: TableForm("embedding/embeddings", TABLE.shape, "float64", None)},
+            {0: TableSpec("embedding/embeddings", TABLE.shape, "float64", None)},
             **options_of(optimizer, lazy),
         )
         workers[0].write_rows("weight/0", np.arange(len(TABLE)), TABLE)
@@ -271,7 +271,7 @@ def test_messages_have_the_rows_in_use(monkeypatch):
             {},
             [],
             {0: ("embedding/embeddings", None, False)},
-            {0: TableForm("embedding/embeddings", (10_000, 64), "float64", None)},
+            {0: TableSpec("embedding/embeddings", (10_000, 64), "float64", None)},
             **options_of(keras.optimizers.SGD(1.0), lazy=True),
         )
         monkeypatch.setattr(calls, "encode", lambda *message: sizes.extend(map(len, data := encode(*message))) or data)

@@ -18,7 +18,7 @@ from tests.synchronization.linear_regression import (
     assert_close,
     momentum_of,
 )
-from tfdist.checkpoint.format import newest
+from tfdist.checkpoint.format import complete_checkpoints
 from tfdist.errors import InputError
 
 
@@ -100,7 +100,7 @@ def test_another_number_of_replicas_begins_at_the_center(mirrored3, tmp_path):
     two = Regression(tfdist.load_strategy("mirrored", devices=2), "easgd(period=3)")
     together = Regression(tfdist.load_strategy("mirrored", devices=2), "every_step")
     for other in (two, together):
-        assert other.trainer.resume(newest(tmp_path)[0]) == 4
+        assert other.trainer.resume(complete_checkpoints(tmp_path)[0]) == 4
         for weights in (*other.replicas(), other.evaluated()):
             np.testing.assert_array_equal(weights, center)
     two.fit(3)

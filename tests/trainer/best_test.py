@@ -9,7 +9,7 @@ from tests.checkpoint.damaging import flip_last
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
 from tests.end_to_end.resume.saving_test import steps_of
 from tfdist.checkpoint.best import BestValue
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 from tfdist.errors import InputError
 
 # Other labels than those of training, so that the loss grows after the first steps.
@@ -72,7 +72,9 @@ def test_it_is_the_same_after_a_stop(single, tmp_path):
         trainer.resume(tmp_path / "parts")
         fit(trainer, tmp_path / "parts", steps=steps, every="7")
     assert steps_of(tmp_path / "parts") == steps_of(tmp_path / "whole")
-    for one, other in zip(newest(tmp_path / "parts"), newest(tmp_path / "whole"), strict=True):
+    for one, other in zip(
+        complete_checkpoints(tmp_path / "parts"), complete_checkpoints(tmp_path / "whole"), strict=True
+    ):
         assert Checkpoint.open(one).values["best"] == Checkpoint.open(other).values["best"]
         assert tensors(one) == tensors(other)
 
@@ -80,7 +82,7 @@ def test_it_is_the_same_after_a_stop(single, tmp_path):
 def test_the_best_of_another_directory_is_not_counted(single, tmp_path, caplog):
     fit(make(single), tmp_path / "one", steps=12, eval_every=2)
     trainer = make(single)
-    trainer.resume(newest(tmp_path / "one")[0])
+    trainer.resume(complete_checkpoints(tmp_path / "one")[0])
     caplog.set_level("INFO")
     fit(trainer, tmp_path / "two", steps=20, eval_every=2)
     assert "has no checkpoint in" in caplog.text
@@ -90,7 +92,7 @@ def test_the_best_of_another_directory_is_not_counted(single, tmp_path, caplog):
 def test_a_damaged_one_is_a_warning(single, tmp_path, caplog):
     trainer = make(single)
     fit(trainer, tmp_path)
-    path = next(path for path in newest(tmp_path) if path.name.endswith(f"{trainer.best.step:09d}"))
+    path = next(path for path in complete_checkpoints(tmp_path) if path.name.endswith(f"{trainer.best.step:09d}"))
     flip_last(path / "shard-00000.safetensors")
     before = [w.tobytes() for w in trainer.model.get_weights()]
     assert trainer.load_best() is None
@@ -142,4 +144,4 @@ def test_early_stopping_is_the_same_after_a_stop(stopped_at, single, tmp_path):
     assert wanted[0] > 8
     run("parts", stopped_at)
     assert run("parts", STEPS) == wanted
-    assert tensors(newest(tmp_path / "parts")[0]) == tensors(newest(tmp_path / "whole")[0])
+    assert tensors(complete_checkpoints(tmp_path / "parts")[0]) == tensors(complete_checkpoints(tmp_path / "whole")[0])

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, tensors
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 from tfdist.optimizers import LARS, MomentumCorrectedSGD, WarmupAndDecay
 
 STEPS, SAVED_AT = 30, 14
@@ -186,7 +186,7 @@ def test_a_run_resumes_in_the_middle_of_its_schedule(name, stopped_at, mirrored2
     assert trainer.resume(tmp_path) == stopped_at
     rest = recorded(fit(trainer, callbacks=callbacks, directory=tmp_path))
     assert rest == {step: rates[step] for step in range(stopped_at + 1, STEPS + 1)}
-    end, wanted = newest(tmp_path)[0], newest(directory)[0]
+    end, wanted = complete_checkpoints(tmp_path)[0], complete_checkpoints(directory)[0]
     assert tensors(end) == tensors(wanted)
     assert Checkpoint.open(end).values == Checkpoint.open(wanted).values
 

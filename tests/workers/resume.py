@@ -9,7 +9,7 @@ import numpy as np
 import tfdist
 from tests.waiting import wait_for
 from tfdist import keras_internals, testing
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 
 CASES = {
     "transformer": testing.Case(model="transformer", optimizer="adamw"),
@@ -62,7 +62,7 @@ def save(strategy: tfdist.Strategy, case: str, directory: pathlib.Path) -> tfdis
 def go_on(trainer: tfdist.Trainer, case: str, directory: pathlib.Path) -> dict[str, np.ndarray]:
     """Resumes from a checkpoint; returns the final weights. Asserts that the loaded values equal the saved ones bit for bit."""
     assert trainer.resume(directory) == SAVED_AT
-    [path] = newest(directory)
+    [path] = complete_checkpoints(directory)
     saved = Checkpoint.open(path)
     for prefix, variables in (("model/", trainer.model.variables), ("optimizer/", trainer.model.optimizer.variables)):
         loaded = weights(trainer, variables)
@@ -89,5 +89,5 @@ def work(
     keras.config.set_dtype_policy("float64")
     home = pathlib.Path(folder)
     trainer = save(strategy, case, home / name)
-    wait_for(lambda: all(newest(home / saver) for saver in savers), 200)
+    wait_for(lambda: all(complete_checkpoints(home / saver) for saver in savers), 200)
     return {saver: go_on(trainer, case, home / saver) for saver in savers}

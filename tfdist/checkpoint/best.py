@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfdist.checkpoint.format import Checkpoint, CheckpointError, newest, step_of
+from tfdist.checkpoint.format import Checkpoint, CheckpointError, complete_checkpoints, step_of
 from tfdist.coordination import Group, Json
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.errors import InputError
@@ -51,7 +51,7 @@ class BestTracker:
 
 def checkpoint_of(best: BestValue, directory: AnyPath) -> StoragePath | None:
     """Returns the checkpoint of the best step in a directory of checkpoints; None if there is none."""
-    return next((path for path in newest(directory) if step_of(path) == best.step), None)
+    return next((path for path in complete_checkpoints(directory) if step_of(path) == best.step), None)
 
 
 def best_checkpoint(tracker: BestTracker | None, step: int, group: Group) -> tuple[BestValue | None, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.checkpoint.best import BestTracker, checkpoint_of
-from tfdist.checkpoint.format import LockError, lock, newest, step_of
+from tfdist.checkpoint.format import LockError, complete_checkpoints, lock, step_of
 from tfdist.checkpoint.replication import DurableTier, InMemoryTier, RunSnapshot, Tier
 from tfdist.cluster.gce_notice import machine_notices
 from tfdist.cluster.signals import CTRL_C, termination_notices
@@ -290,7 +290,7 @@ def _reserve(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
             except InputError as error:
                 error_message = str(error)
             for path in filter(None, (options.directory, options.commit_directory)):
-                checkpoints = newest(path)
+                checkpoints = complete_checkpoints(path)
                 # A later checkpoint would count as this run's newest and displace its own.
                 if not error_message and checkpoints and step_of(checkpoints[0]) > step:
                     error_message = (

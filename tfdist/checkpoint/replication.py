@@ -21,10 +21,10 @@ from tfdist.checkpoint.format import (
     HostPlacement,
     LocalFiles,
     TensorBlock,
-    clean_partial,
+    complete_checkpoints,
     copy_holder,
-    newest,
     remove,
+    remove_remnants,
     shard_bytes,
     write_checkpoint,
 )
@@ -193,8 +193,8 @@ def replicate_newest_checkpoint(strategy: Strategy, folder: Path) -> list[str] |
 def _local_checkpoints(folder: Path) -> dict[str, LocalFiles]:
     files = {}
     with contextlib.suppress(OSError):
-        clean_partial(folder)
-    for path in newest(folder):
+        remove_remnants(folder)
+    for path in complete_checkpoints(folder):
         with contextlib.suppress(OSError, TfdistError):  # if the manifest is missing here, another host may have it
             files[path.name] = Checkpoint.local_files(path)
     return files
@@ -377,7 +377,7 @@ class InMemoryTier(Tier):
         if not self._is_first:
             return
         try:
-            for path in newest(self.directory):
+            for path in complete_checkpoints(self.directory):
                 remove(path)
         except OSError as error:
             _log.warning("In-memory checkpoints in %s could not be removed (%s).", self.directory, error.strerror)

@@ -11,9 +11,9 @@ from tfdist.checkpoint.format import (
     CheckpointError,
     CorruptCheckpointError,
     checkpoints_at,
+    complete_checkpoints,
     damaged_checkpoints,
     mark_damaged,
-    newest,
     newest_first,
 )
 from tfdist.checkpoint.replication import replicate_newest_checkpoint
@@ -41,7 +41,9 @@ def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathL
     names: list[str] = []
     if commits:
         complete_names = replicate_newest_checkpoint(strategy, folder)
-        folder_names = [path.name for path in newest(folder)] if complete_names is None else complete_names
+        folder_names = (
+            [path.name for path in complete_checkpoints(folder)] if complete_names is None else complete_names
+        )
         names = group.broadcast("resume/commits", folder_names)
     checkpoints = newest_first(durable, [folder / name for name in names])
     if not checkpoints:  # the run would silently start over if all of its checkpoints were damaged

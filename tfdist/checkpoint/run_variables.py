@@ -297,7 +297,7 @@ def _differences(specs: Mapping[str, tuple], saved_specs: Mapping[str, tuple]) -
 
 
 def _describe_resize(checkpoint: Checkpoint, replicas: int) -> str:
-    """Describes how values per replica are redistributed to another number of replicas; "" if it is unchanged."""
+    """Describes how values per replica are redistributed to a different number of replicas; "" if it is unchanged."""
     entries = (entry for name, entry in checkpoint.tensors.items() if name.startswith(_REPLICA_STATE))
     old_count = next((entry.shape[0] for entry in entries), replicas)
     if old_count == replicas:
@@ -325,7 +325,7 @@ def _is_restored_unchanged(checkpoint: Checkpoint, name: str, per_replica: bool,
 def _redistributing_reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
     """Returns the function with which `VariableBlocks.assign` reads a tensor of a checkpoint.
 
-    It redistributes values if this run has another number of replicas, or if only one of the two runs has a value per
+    It redistributes values if this run has a different number of replicas, or if only one of the two runs has a value per
     replica.
     """
     shape, saved_per_replica = checkpoint.tensors[name].shape, name.startswith(_PER_REPLICA_PREFIXES)

@@ -44,7 +44,7 @@ from tfdist.parameter_server.update_order import Update
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.declarations import check_declarations
 from tfdist.row_semantics.explanation import Explanation, using_listener
-from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
+from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_example_indices
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.metrics import ModelMetrics
@@ -118,7 +118,7 @@ class ReplayLoop:
         """Replays the updates of these steps."""
         first, count = int(first_step), int(steps)
         strategy, parts = self._replay.strategy, range(self._replay.batch_parts)
-        batches = [[split_numbers(next(iterator), strategy)[0] for _ in parts] for _ in range(count)]
+        batches = [[split_example_indices(next(iterator), strategy)[0] for _ in parts] for _ in range(count)]
         snapshots = {first: self._snapshot()}
         losses, is_counted = np.full([count], np.nan), np.zeros([count], bool)
         for update in self._replay.updates[first : first + count]:
@@ -135,7 +135,7 @@ class ReplayLoop:
             gradient_finite=(),
             wait_seconds=tf.zeros([], tf.float64),
             compute_seconds=tf.zeros([1], tf.float64),
-            numbers=tf.zeros([0], tf.int64),
+            example_indices=tf.zeros([0], tf.int64),
             sizes=tf.zeros([count], tf.int32),
         )
 

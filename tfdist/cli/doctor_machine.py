@@ -33,7 +33,7 @@ class Status(enum.StrEnum):
     OK = "ok"
     WARNING = "warning"  # works, but may fail later or elsewhere
     MISSING = "missing"  # not installed, or not available on this machine
-    FAILED = "failed"  # installed, and does not work
+    FAILED = "failed"  # required but not installed, or does not work
 
 
 class Finding(NamedTuple):

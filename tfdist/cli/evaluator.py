@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tfdist.checkpoint.format import newest, step_of
+from tfdist.checkpoint.format import complete_checkpoints, step_of
 from tfdist.cli import resume
 from tfdist.cli.early_checks import check_data, detect_context
 from tfdist.cluster import signals
@@ -121,7 +121,7 @@ class CheckpointWatcher:
         """Returns the checkpoints that were neither evaluated before nor returned by an earlier call, in order."""
         if resume.overwrites(self._directory, self._flags, self._job_name):  # they will be deleted
             return []
-        checkpoints = newest(self._directory.checkpoints)
+        checkpoints = complete_checkpoints(self._directory.checkpoints)
         if checkpoints and not self._is_checked:
             resume.check_flags(checkpoints, self._flags)
             self._is_checked = True

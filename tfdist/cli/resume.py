@@ -10,9 +10,9 @@ from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.format import (
     CorruptCheckpointError,
     checkpoints_at,
+    complete_checkpoints,
     damaged_checkpoints,
     first_readable_checkpoint,
-    newest,
     newest_first,
 )
 from tfdist.cli.early_checks import ProcessContext
@@ -52,7 +52,8 @@ def origin(
     `complete_commits` are the names of the complete in-memory checkpoints of the last attempt; None for all.
 
     Raises:
-      InputError: there is no checkpoint to resume from although one was requested, the checkpoint is of another run, or the
+      InputError: there is no checkpoint to resume from although one was requested, the checkpoint belongs to another run, or
+      the
         directory contains other files.
     """
     is_overwritten = overwrites(directory, flags, job_name)
@@ -77,7 +78,7 @@ def origin(
             "--resume must be auto, never, or the directory of a checkpoint or of a run with checkpoints. Received: "
             f"{resume}. A run's checkpoints are in its directory `checkpoints`."
         )
-    elif directory.is_done or _has_other_flags(directory, flags):
+    elif directory.is_done or _has_different_flags(directory, flags):
         _check_empty(directory)  # raises: a finished run or another run must not be overwritten
     return Origin([str(path) for path in checkpoints], is_own_run)
 
@@ -109,13 +110,13 @@ def finished_message(resume: str, directory: RunDirectory, flags: Mapping[str, A
     if overwrites(directory, flags, job_name) or not _is_own_run(resume, directory, job_name):
         return ""
     end = directory.end_record
-    has_other_end = any(end.get(name) != flags.get(name) for name in END_FLAGS)
-    if not end or _has_other_flags(directory, flags) or has_other_end:
+    has_different_end = any(end.get(name) != flags.get(name) for name in END_FLAGS)
+    if not end or _has_different_flags(directory, flags) or has_different_end:
         return ""
     reason, length = end.get("reason", ""), "steps" if flags.get("steps") else "epochs"
     if not reason and flags[length] > (end.get(length) or 0):
         return ""
-    can_continue = not reason and newest(directory.checkpoints)
+    can_continue = not reason and complete_checkpoints(directory.checkpoints)
     remedy = f"To continue it, pass a larger --{length}. " if can_continue else ""
     return (
         f"This run has finished {f'({reason})' if reason else 'at step ' + str(end['step'])}. Its model is in "
@@ -142,7 +143,7 @@ def _is_own_run(resume: str, directory: RunDirectory, job_name: str) -> bool:
 
 
 def _check_empty(directory: RunDirectory) -> None:
-    """Raises `InputError` if a directory is not empty, or cannot be written."""
+    """Raises `InputError` if a directory is not empty, or cannot be written to."""
     try:
         directory.check(directory.path)
     except InputError as error:
@@ -171,7 +172,11 @@ def belongs_to_run(path: StoragePath, directory: RunDirectory) -> bool:
 def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None) -> list[StoragePath]:
     """Returns the in-memory checkpoints of the last attempt, and the one from which it resumed."""
     folder = commit_folder(directory, commit_dir)
-    commits = [p for p in newest(folder) if complete_commits is None or p.name in complete_commits] if folder else []
+    commits = (
+        [p for p in complete_checkpoints(folder) if complete_commits is None or p.name in complete_commits]
+        if folder
+        else []
+    )
     resumed_from = path_of(_starts(directory)[-1].get("checkpoint", ""))
     is_commit = in_memory.belongs_to(resumed_from.parent, directory.path)
     is_missing = is_commit and resumed_from not in commits and storage_of(resumed_from).is_directory(resumed_from)
@@ -182,7 +187,9 @@ def _run_checkpoints(
     directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None
 ) -> list[StoragePath]:
     """Returns all checkpoints of a resumed run, or, if it has none yet, the one from which it started."""
-    checkpoints = newest_first(newest(directory.checkpoints), _commits(directory, commit_dir, complete_commits))
+    checkpoints = newest_first(
+        complete_checkpoints(directory.checkpoints), _commits(directory, commit_dir, complete_commits)
+    )
     if checkpoints:
         return checkpoints
     directories = [directory.checkpoints, commit_folder(directory, commit_dir) or directory.checkpoints]
@@ -202,7 +209,7 @@ def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
 
 
 def check_flags(checkpoints: Sequence[StoragePath], flags: Mapping[str, Any]) -> None:
-    """Raises `InputError` if the newest readable checkpoint has other flags; if none is readable, restoring raises later."""
+    """Raises `InputError` if the newest readable checkpoint has different flags; if none is, restoring raises later."""
     try:
         source = first_readable_checkpoint(checkpoints)
     except CorruptCheckpointError:
@@ -213,11 +220,11 @@ def check_flags(checkpoints: Sequence[StoragePath], flags: Mapping[str, Any]) ->
             " ".join(flag_text(name, values[name]) for name in changed_names) for values in (source.flags, flags)
         )
         raise InputError(
-            f"A run must resume with the flags with which it started. Received: {new_flags}, but {source.path} is of a run "
+            f"A run must resume with the flags it started with. Received: {new_flags}, but {source.path} belongs to a run "
             f"with {saved_flags}. Use these, another --output_dir, or --resume=never with an empty --output_dir."
         )
 
 
-def _has_other_flags(directory: RunDirectory, flags: Mapping[str, Any]) -> bool:
+def _has_different_flags(directory: RunDirectory, flags: Mapping[str, Any]) -> bool:
     saved_values = {name: text for name, text in directory.last_flags().items() if name in FIXED_FLAGS}
     return saved_values != flag_values([flag_text(name, value) for name, value in flags.items() if name in FIXED_FLAGS])

@@ -18,7 +18,7 @@ import keras
 from tfdist import data, keras_internals, models
 from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.best import BestValue
-from tfdist.checkpoint.format import Checkpoint, LockError, clean_partial, lock
+from tfdist.checkpoint.format import Checkpoint, LockError, lock, remove_remnants
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import check_can_transfer, ranks_by_directory, replicate_newest_checkpoint
 from tfdist.cli import flags, open_strategy, resume
@@ -277,7 +277,7 @@ def _begin(
         directory.make()
         with contextlib.ExitStack() as lock_stack:
             _lock_directory(directory, lock_stack)
-            clean_partial(directory.checkpoints)
+            remove_remnants(directory.checkpoints)
             if has_owner := bool(_lock_owner(directory)):
                 stack.enter_context(lock_stack.pop_all())
         if not has_owner:  # a partial checkpoint had filled the disk
@@ -365,7 +365,7 @@ def _last_commits(
     """Returns this host's directory of the last attempt's in-memory checkpoints, if any, and the complete ones among them."""
     local_path = resume.commit_folder(directory, config.commit_dir) if strategy.is_chief else None
     if local_path:
-        clean_partial(local_path)
+        remove_remnants(local_path)
     with long_timeout(_SLOW_DISK) as deadline:
         shared_path = strategy.group.broadcast("commits/last", str(local_path or ""), deadline)
     if not shared_path:

@@ -191,7 +191,8 @@ def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> No
     model_weights, saved_weights = model.weights, saved_model.weights  # without states of random layers
     if [tuple(v.shape) for v in model_weights] != [tuple(v.shape) for v in saved_weights]:
         raise InputError(
-            f"A saved model must be that of the run. Received: {path}, whose variables have other shapes. Pass a --checkpoint."
+            f"A saved model must be that of the run. Received: {path}, whose variables have different shapes. Pass a "
+            "--checkpoint."
         )
     statistics = {id(variable) for variable in keras_internals.moving_statistics(model)}
     for variable, value in zip(model_weights, saved_weights, strict=True):

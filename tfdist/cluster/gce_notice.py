@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
-    """Polls the platform for notices during training; does nothing on other platforms.
+    """Polls Google Compute Engine for notices during training; does nothing on other platforms.
 
     Sends the same requests as TensorFlow's failure handling, to the metadata server of Google Compute Engine, or the one at
     GCE_METADATA_IP. Notices that are active when training begins are ignored, because they have already stopped an earlier
@@ -56,7 +56,8 @@ def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
         if new_notices and not ended.is_set():
             name = min(new_notices)
             _log.warning(
-                "The platform is preempting this machine (%s): saving and stopping at the next agreed step.", name
+                "Google Compute Engine will stop this machine (%s): saving, and stopping at a step agreed by all processes.",
+                name,
             )
             on_notice(name)
             return

@@ -272,7 +272,7 @@ class TunedCollectives(ForwardingCollectives):
             elements = sum(tensor.shape.num_elements() for tensor in dtype_tensors)
             algorithm = self.table.algorithm_for(elements * dtype.size)
             if algorithm != ENGINE:
-                # TensorFlow rejects a message of another size with the same name, even of another function.
+                # TensorFlow rejects a message of a different size with the same name, even of another function.
                 totals = self._sum(algorithm, dtype_tensors, op, f"{name}/{algorithm}/{dtype.name}_{elements}")
                 results |= zip(members, totals, strict=True)
         remaining = [i for i in range(len(tensors)) if i not in results]

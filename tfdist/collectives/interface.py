@@ -232,7 +232,7 @@ class Collectives(abc.ABC):
           splits, the first dim is the number of rows received, which may be 0 and is unknown during tracing.
 
         Raises:
-          InputError: splits have another dtype or shape.
+          InputError: splits have a different dtype or shape.
           tf.errors.InvalidArgumentError: on this replica, at run time: splits are negative or have another sum.
         """
         if splits is None:

@@ -28,7 +28,7 @@ def parse_balance(text: str) -> Balance:
     name, arguments = (match[1], match[2]) if match else (text, None)
     if name in (EQUAL, MEASURED):
         if arguments is not None:
-            raise InputError(f"{text}: {name} has no arguments. Write {name}")
+            raise InputError(f"{text}: {name} takes no arguments. Write {name}")
         return Balance(name)
     if name != WEIGHTS:
         raise InputError(f"{text} is not known.{nearest(name, _FORMS)}")

@@ -107,7 +107,8 @@ class CosineRestarts(Decay):
 class OneCycle(Decay):
     """The one-cycle policy (Smith and Topin, arXiv:1708.07120): the rate rises to the peak, then falls to almost 0.
 
-    The momentum moves in the opposite direction. PyTorch's `OneCycleLR` has the same names and defaults.
+    The momentum moves in the opposite direction. PyTorch's `OneCycleLR` has the same names and defaults, except that it calls
+    `anneal` `anneal_strategy`.
     """
 
     name: ClassVar[str] = "one_cycle"

@@ -164,8 +164,9 @@ def check_pipeline(config: Any) -> None:
         check_axis_model(shard=config.shard, schedule=config.pipeline_schedule)
         if getattr(config, "batch_norm", "local") == "synchronized" and mesh.axes.get("data", 1) > 1:
             raise InputError(
-                "A layer that is spread over an axis model cannot communicate with other replicas: use --batch_norm=local, or "
-                f"leave out the axis model or data. Received: --batch_norm=synchronized --mesh_shape={mesh}."
+                "A layer that is sharded over the mesh axis `model` cannot communicate with other replicas: use "
+                f"--batch_norm=local, or leave out the axis model or data. Received: --batch_norm=synchronized "
+                f"--mesh_shape={mesh}."
             )
 
 

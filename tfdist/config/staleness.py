@@ -107,7 +107,7 @@ class Staleness:
         """
         if not self.drops_shares:
             return workers
-        count = math.ceil(self.fraction * workers - 1e-9) - self.workers  # 0.1 * 30 is above 3
+        count = math.ceil(self.fraction * workers - 1e-9) - self.workers  # 0.07 * 100 is above 7 in floating point
         if not 0 < count < workers:
             raise InputError(
                 f"--staleness={self} must wait for the shares of some workers, but not of all. Received: "
@@ -158,7 +158,7 @@ def _parse_late(late_text: str, text: str, name: str) -> LateGradients:
         arguments = {"after": 8, **arguments}
         if name != ASYNC or not _at_least(0)(arguments["after"]):
             raise InputError(
-                f"{text}: gradients are rejected after a number of updates, at least 0, and without a bound. Write "
+                f"{text}: late=reject requires async, and its after must be an integer of at least 0. Write "
                 "async(late=reject(after=8))"
             )
         if arguments.get("rows", AGAIN) not in (AGAIN, DROPPED):
@@ -192,7 +192,7 @@ def count_workers(servers: int, processes: int, tf_config_servers: int = 0) -> i
     """Returns the number of workers of a job, given `--servers` and the number of servers in TF_CONFIG.
 
     Raises:
-      InputError: no process is left for a worker, or TF_CONFIG has another number of servers.
+      InputError: no process is left for a worker, or TF_CONFIG has a different number of servers.
     """
     if tf_config_servers and servers not in (-1, tf_config_servers):
         raise InputError(
@@ -225,8 +225,8 @@ class ParameterServerOptions:
         "quorum(fraction=0.5) (together, as soon as half of the workers have gradients), bounded(4) (each gradient alone, at "
         "most 4 updates after its weights were read) or async (no bound). With bounded and async, late=scale(0.1) multiplies a "
         "gradient of staleness s by 1 / (1 + 0.1 s), and with pull_every=4, a worker computes up to 4 steps from the same "
-        "weights. async(late=reject(after=8)) repeats steps whose gradients are older. replay(RUN) repeats the updates "
-        "of an earlier run.",
+        "weights. async(late=reject(after=8)) repeats steps whose gradients are more than 8 updates old. replay(RUN) repeats "
+        "the updates of an earlier run.",
         parse=parse_staleness,
         safe_values=ANY_TEXT,
     )

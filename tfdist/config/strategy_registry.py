@@ -53,7 +53,7 @@ class Processes(enum.Enum):
     ANY = "one or several processes; the strategy detects what the environment does not provide"
 
 
-# By flag, a sentence: the reason why the flag must keep its default, and the remedy. Or a pair of a condition on the typed
+# By flag, a sentence: the reason why the flag must keep its default, and the remedy. Or a pair of a condition on the parsed
 # value, in which the flag is refused, and this sentence.
 Refusals = Mapping[str, str | tuple[Callable[[Any], bool], str]]
 
@@ -144,7 +144,7 @@ DECLARATIONS = (
     ),
     Declaration(
         name="multiworker",
-        help="several processes, by TensorFlow",
+        help="several processes, with TensorFlow's collectives",
         processes=Processes.SEVERAL,
         options=("communication", "intra_op_threads", "shard", *_ALL_REDUCE_OPTIONS),
         accepts={"communication": ("auto", "ring", "nccl"), "shard": REPLICA_STAGES},
@@ -169,7 +169,7 @@ DECLARATIONS = (
     ),
     Declaration(
         name="horovod",
-        help="several processes, by Horovod",
+        help="several processes, with Horovod",
         options=("communication", "intra_op_threads", "shard", *_ALL_REDUCE_OPTIONS),
         accepts={"communication": ("auto", "gloo", "mpi"), "shard": REPLICA_STAGES},
         auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
@@ -381,7 +381,7 @@ class TrainerOptions(PipelineOptions, ParameterServerOptions):
     shard: str = strategy_option(
         "none",
         "State to shard over replicas, as in ZeRO: none, optimizer (optimizer state) or, over the batch axis of a mesh, "
-        "gradients (also gradients) or parameters (also parameters).",
+        "gradients (optimizer state and gradients) or parameters (optimizer state, gradients and parameters).",
         choices=STAGES,
     )
     shard_axis: str = strategy_option(

@@ -221,7 +221,7 @@ class HierarchicalLocalSGD(Averaging):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiLoCo(LocalSGD):
-    """Updates the global weights by an outer optimizer every `period` steps (Douillard et al., arXiv:2311.08105).
+    """Updates the global weights with an outer optimizer every `period` steps (Douillard et al., arXiv:2311.08105).
 
     The outer gradient is the global weights minus the mean of the local weights. With sgd(learning_rate=1) this is local
     SGD; with adam, FedAdam.

@@ -93,7 +93,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     elastic_batch: str = training_flag(
         "global",
-        "What to keep when a run resumes with another number of replicas: global (the global batch size, and so the "
+        "What to keep when a run resumes with a different number of replicas: global (the global batch size, and so the "
         "result) or replica (the batch size per replica; the global batch size and the learning rate scale with the "
         "number of replicas).",
         choices=("global", "replica"),

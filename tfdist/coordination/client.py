@@ -38,7 +38,7 @@ _Connection = tuple[socket.socket, MessageReader, Session, Message]  # the messa
 
 
 def _connect(address: str, hello: Message, token: str, limit: int, timeout: float, server: str) -> _Connection:
-    """Connects and joins, retrying until the server answers; `hello` has no nonce yet; `limit` is that of messages."""
+    """Connects and joins, retrying until the server answers; `hello` has no nonce yet; messages have at most `limit` bytes."""
     end = time.monotonic() + timeout
     problem = "no answer"
     while time.monotonic() < end:

@@ -7,7 +7,7 @@ from typing import Any
 from tfdist.data import StreamPosition
 from tfdist.errors import InputError
 
-# Which batch size stays constant when a run resumes with another number of replicas.
+# Which batch size stays constant when a run resumes with a different number of replicas.
 GLOBAL, REPLICA = "global", "replica"
 
 

@@ -18,7 +18,7 @@ class ImageDecoding:
 
     height: int  # height of every decoded image
     width: int  # width of every decoded image
-    channels: int  # 1 (gray), 3 (RGB) or 4 (RGBA); images with another number of channels are converted
+    channels: int  # 1 (gray), 3 (RGB) or 4 (RGBA); images with a different number of channels are converted
     resizes: bool  # whether images of other sizes are resized, as in Keras (bilinear), rather than rejected
     crops: bool = False  # whether a resized image keeps its aspect ratio, by cropping to its center
 

@@ -15,7 +15,7 @@ from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source, split_indices
 from tfdist.errors import InputError, nearest
 
-_ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 _TRAIN = "train"
 _TEST_FOLDERS = ("test", "validation", "val")
 _KIND = "images"
@@ -34,11 +34,11 @@ class ImageFiles(Source):
           decoding: conversion of the files to tensors.
         """
         self.size = len(paths)
-        self._folder, self._names = folder, list(paths)
+        self._folder, self._path_list = folder, list(paths)
         self.origins = Origins("file", [path.removeprefix(folder).lstrip("/") for path in paths])
         self._decoding = decoding
         with tf.device("CPU:0"):
-            self._paths = tf.constant(self._names)
+            self._paths = tf.constant(self._path_list)
             self._labels = None if labels is None else tf.constant(labels, tf.int32)
 
     def fetch(self, indices: tf.Tensor) -> Element:
@@ -48,11 +48,11 @@ class ImageFiles(Source):
     @property
     def checksum(self) -> int:
         """See base class. Covers the paths of the files relative to the folder."""
-        return checksum_of("\0".join(path.removeprefix(self._folder) for path in self._names).encode())
+        return checksum_of("\0".join(path.removeprefix(self._folder) for path in self._path_list).encode())
 
     def explain(self, error: Exception) -> InputError | None:
         """See base class. Decodes files until one fails."""
-        return first_unreadable(lambda index: _check_file(self._names[index], self._decoding), self.size)
+        return first_unreadable(lambda index: _check_file(self._path_list[index], self._decoding), self.size)
 
 
 def images(
@@ -87,7 +87,7 @@ def images(
         paths = _image_files(folder)
         if not paths:
             raise InputError(
-                f"The dataset {_KIND} must have images ({', '.join(_ENDINGS)}). Received: {folder}, which has no image. "
+                f"The dataset {_KIND} must contain images ({', '.join(_EXTENSIONS)}). Received: {folder}, which has no images. "
                 "Specify another folder."
             )
         decoding = image_decoding(size, channels, crop_to_aspect_ratio, paths[0], _read_file(paths[0]))
@@ -134,8 +134,8 @@ def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> 
     if empty_classes and (known_classes is None or len(empty_classes) == len(files)):
         folder_path = os.path.join(folder, empty_classes[0])
         raise InputError(
-            f"The folder of a class must have images ({', '.join(_ENDINGS)}). Received: {folder_path}, "
-            "which has no image. Add images or remove the folder."
+            f"The folder of a class must contain images ({', '.join(_EXTENSIONS)}). Received: {folder_path}, "
+            "which has no images. Add images or remove the folder."
         )
     return files
 
@@ -158,7 +158,7 @@ def _image_files(folder: str) -> list[str]:
                 continue
             visited.add(os.path.realpath(directory))
             folders[:] = [name for name in folders if not name.startswith(".")]
-            images = (name for name in files if not name.startswith(".") and name.lower().endswith(_ENDINGS))
+            images = (name for name in files if not name.startswith(".") and name.lower().endswith(_EXTENSIONS))
             paths += [os.path.join(directory, name) for name in images]
     return sorted(paths)
 
@@ -174,7 +174,7 @@ def _flatten(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple
 
 
 def _check_file(path: str, decoding: ImageDecoding) -> None:
-    """Raises `InputError` if an image cannot be read or decoded, or has another size than `decoding` requires."""
+    """Raises `InputError` if an image cannot be read or decoded, or does not have the size that `decoding` requires."""
     shape = decoded_shape(path, _read_file(path), decoding.channels)
     if not decoding.resizes and shape != decoding.shape:
         raise InputError(

@@ -172,6 +172,7 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
         return tf.nest.pack_sequence_as(specs, leaves)
 
     def epoch(epoch_index: tf.Tensor, seed: int | None) -> tf.data.Dataset:
+        # Always 0. Skipping this many elements makes the order depend on the hooks, so they are called first.
         zero = tf.numpy_function(lambda index: _begin_epoch(data, int(index)), [epoch_index], tf.int64)
         if count is None:
             order = tf.data.Dataset.counter()
@@ -206,7 +207,10 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
 
 
 def _begin_epoch(data: keras.utils.PyDataset, epoch: int) -> np.int64:
-    """Calls the hooks of all epochs up to `epoch`, including epochs that a resumed run skips; once for a repeated epoch."""
+    """Calls the hooks of all epochs up to `epoch`, including epochs that a resumed run skips; once for a repeated epoch.
+
+    Returns 0, on which the order of the batches depends, so that the hooks are called first.
+    """
     last_epoch = _last_epochs.get(data, -1)
     for _ in range(max(epoch - last_epoch, 1)):
         if data in _last_epochs:
@@ -380,7 +384,7 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
 
 
 def _element_parts(value: Any) -> tuple[Any, ...]:
-    """Returns (x,), (x, y) or (x, y, sample_weight); raises `InputError` for weights without y, or a part that is no array."""
+    """Returns (x,), (x, y) or (x, y, sample_weight); raises `InputError` for weights without y, and for other types."""
     x, y, weights = (*value, None, None)[:3]
     _check_weights(y, weights)
     parts = (x,) if y is None else (x, y) if weights is None else (x, y, weights)
@@ -397,7 +401,7 @@ def _check_weights(y: Any, weights: Any) -> None:
 
 
 def check_array(name: str, value: Any) -> None:
-    """Raises `InputError` for text, functions, and lists of scalars, each of which Keras would take as an array."""
+    """Raises `InputError` for text, functions, and lists of scalars, each of which Keras would treat as an array."""
     is_list = isinstance(value, list) and bool(value)
     if is_list and all(isinstance(leaf, _NUMBERS_AND_TEXT) for leaf in tf.nest.flatten(value)):
         received = f"a list of {type(value[0]).__name__}. Pass numpy.array({name})"

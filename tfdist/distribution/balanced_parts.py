@@ -29,16 +29,16 @@ def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
     """
     if 0 < len(sizes) < parts:
         raise InputError(
-            f"--shard=optimizer needs a trained variable for each replica. Received: {len(sizes)} variables, {parts} replicas. "
-            "Remove --shard."
+            f"--shard=optimizer needs at least one trainable variable per replica. Received: {len(sizes)} variables, {parts} "
+            "replicas. Remove --shard."
         )
     return place_by_size(sizes, parts)
 
 
-def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> list[int]:
-    """Returns the size of each owner's optimizer state, given `state`, its size for each variable; see `balanced_owners`."""
+def sizes_of_parts(sizes: Sequence[int], state_sizes: Sequence[int], parts: int) -> list[int]:
+    """Returns the size of each owner's optimizer state, given `state_sizes` by variable; see `balanced_owners`."""
     totals = [0] * parts
-    for owner, size in zip(balanced_owners(sizes, parts), state, strict=True):
+    for owner, size in zip(balanced_owners(sizes, parts), state_sizes, strict=True):
         totals[owner] += size
     return totals
 
@@ -51,18 +51,21 @@ def describe_parts(sizes: Sequence[int]) -> str:
     return text + (note if excess > _MAX_IMBALANCE else "")
 
 
-def exchanges(sizes: Mapping[int, int], owners: Sequence[int], parts: int, min_elements: int) -> list[list[list[int]]]:
+def exchanges(
+    sizes: Mapping[int, int], owners: Sequence[int], parts: int, bucket_elements: int
+) -> list[list[list[int]]]:
     """Returns the indices of the variables that each owner sends to all others in each exchange: [exchange][owner].
 
     In an exchange, the vectors of all owners are padded to the same length. Each owner sends its largest variables first, so
-    that little is padded. Variables share a vector of up to `min_elements`. `sizes` has their numbers of elements, by index.
+    that little padding is needed. Variables share a vector of up to `bucket_elements`; a larger variable has its own. `sizes`
+    has their numbers of elements, by index.
     """
     queues = [
         sorted((i for i in sizes if owners[i] == part), key=lambda i: sizes[i], reverse=True) for part in range(parts)
     ]
     result = []
     while any(queues):
-        limit = max(min_elements, *(sizes[queue[0]] for queue in queues if queue))
+        limit = max(bucket_elements, *(sizes[queue[0]] for queue in queues if queue))
         counts = [sum(end <= limit for end in itertools.accumulate(sizes[i] for i in queue)) for queue in queues]
         result.append([queue[:count] for queue, count in zip(queues, counts, strict=True)])
         queues = [queue[count:] for queue, count in zip(queues, counts, strict=True)]

@@ -24,7 +24,7 @@ from tfdist.distribution.tf_server import wait_for_servers, with_addresses
 from tfdist.errors import InputError, dtensor_layout_error
 
 
-def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
+def initialize_dtensor_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
     """Initializes DTensor, with a server in each of several processes, and creates its mesh.
 
     Each process has an equal part of the mesh, in the order of ranks, and waits up to `seconds` for the others' servers.
@@ -55,18 +55,18 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
 class Devices:
     """The devices of a mesh, and operations on the local devices."""
 
-    def __init__(self, mesh: Mesh, engine: dtensor.Mesh):
-        """Initializes the devices of a mesh; `engine` is DTensor's mesh, with the same axes."""
+    def __init__(self, mesh: Mesh, dtensor_mesh: dtensor.Mesh):
+        """Initializes the devices of a mesh; `dtensor_mesh` is DTensor's mesh with the same axes."""
         self.mesh = mesh
-        self._engine = engine
+        self._dtensor_mesh = dtensor_mesh
 
     def layout(self, layout: Layout) -> dtensor.Layout:
         """Converts a layout to a DTensor layout.
 
-        Axes of size 1 are dropped, because DTensor rejects them next to other axes in some matrix products.
+        Dims on axes of size 1 become unsharded, because DTensor rejects such axes next to others in some matrix products.
         """
         return dtensor.Layout(
-            [axis if self.mesh.splits(axis) else dtensor.UNSHARDED for axis in layout.axes], self._engine
+            [axis if self.mesh.splits(axis) else dtensor.UNSHARDED for axis in layout.axes], self._dtensor_mesh
         )
 
     def place(self, value: Any, layout: Layout) -> tf.Tensor:
@@ -75,7 +75,7 @@ class Devices:
         # A view would keep the full value in memory.
         parts = [
             array[self._slices(layout, array.shape, coordinates)].copy()
-            for coordinates in self._engine.local_device_locations()
+            for coordinates in self._dtensor_mesh.local_device_locations()
         ]
         return dtensor.pack(parts, self.layout(layout))
 
@@ -125,7 +125,7 @@ class Devices:
         if not dtensor.is_dtensor(value):
             return value
         if not dtensor.fetch_layout(value).is_fully_replicated():
-            value = dtensor.relayout(value, dtensor.Layout.replicated(self._engine, rank=value.shape.rank))
+            value = dtensor.relayout(value, dtensor.Layout.replicated(self._dtensor_mesh, rank=value.shape.rank))
         # The group's threads must run during a long step, or the process counts as lost.
         keras_internals.wait_for_devices()
         return dtensor.unpack(value)[0]
@@ -134,7 +134,7 @@ class Devices:
         """Yields, for each device of this process, its mesh coordinates and the offset and value of its block."""
         keras_internals.wait_for_devices()  # the group's threads must run during a long step
         parts = dtensor.unpack(variable.read_value())
-        for part, coordinates in zip(parts, self._engine.local_device_locations(), strict=True):
+        for part, coordinates in zip(parts, self._dtensor_mesh.local_device_locations(), strict=True):
             dims = self._slices(variable.mesh_layout, tuple(variable.shape), coordinates)
             yield coordinates, tuple(dim.start for dim in dims), part
 
@@ -142,7 +142,7 @@ class Devices:
         """Assigns to a variable the blocks that `read` returns for an offset and a shape; reads each block once."""
         layout, shape, blocks = variable.mesh_layout, tuple(variable.shape), {}
         parts = []
-        for coordinates in self._engine.local_device_locations():
+        for coordinates in self._dtensor_mesh.local_device_locations():
             dims = self._slices(layout, shape, coordinates)
             offset = tuple(dim.start for dim in dims)
             if offset not in blocks:
@@ -175,7 +175,7 @@ class _Variable(dtensor.DVariable):
         return super().assign(value, *args, **kwargs)
 
 
-def is_spread(variable: tf.Variable) -> bool:
+def is_mesh_variable(variable: tf.Variable) -> bool:
     """Returns whether a variable is on the devices of a mesh."""
     return isinstance(variable, _Variable)
 
@@ -190,7 +190,8 @@ def row_layout(shape: tf.TensorShape, axis: str, size: int) -> Layout:
 def translate_program_errors(graphs: Sequence[tf.Graph]) -> Iterator[None]:
     """Context for a call of a device program with these traces: operations that DTensor cannot compile raise `InputError`."""
     try:
-        # On DTensor's graphs, its cost estimator prints "Incompatible Matrix dimensions" for each product.
+        # On DTensor's graphs, the cost estimator of TensorFlow's memory optimizer prints "Incompatible Matrix dimensions"
+        # for each product.
         with keras_internals.without_memory_optimizer():
             yield
     except tf.errors.OpError as error:

@@ -76,7 +76,7 @@ class ShardedOptimizer(OptimizerShards):
         """See base class. Updates the weights whose optimizer state this replica owns."""
         local_variables = [variable for variable in variables if self.is_local_only(variable)]
         with (
-            keras_internals.averages_of(optimizer, local_variables),
+            keras_internals.averaging_subset(optimizer, local_variables),
             keras_internals.updating_subset(optimizer, local_variables),
         ):
             super().apply(optimizer, gradients, variables)

@@ -163,7 +163,7 @@ def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: fl
       start_timeout_seconds: how long to wait for the other processes.
 
     Raises:
-      InputError: the engine is of another class.
+      InputError: the class of the engine is not supported.
     """
     if engine in _strategies:
         return _strategies[engine]
@@ -185,10 +185,10 @@ def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: fl
 def consistent_variable_creator(group: Group) -> Callable[..., tf.Variable]:
     """Returns a creator for `tf.variable_creator_scope` that checks that all ranks create the same variables.
 
-    The engine creates a variable with rank 0's value. Without the check, a broadcast between different shapes would fail with
-    no name of a variable, and a rank that creates an additional variable would wait forever. Cost: one small message of the
-    group per variable. The creator raises `InputError` if another rank creates a different variable, and `PeerLostError` if it
-    creates none.
+    The engine creates a variable with rank 0's value. Without the check, a broadcast between different shapes would fail
+    without naming the variable, and a rank that creates an additional variable would wait forever. Cost: one small message of
+    the group per variable. The creator raises `InputError` if another rank creates a different variable, and `PeerLostError`
+    if it creates none.
     """
     numbers, is_agreeing = itertools.count(1), False  # scopes may be nested
 

@@ -59,7 +59,7 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
       The model.
 
     Raises:
-      InputError: an expression is invalid, matches no variable, or has another number of dims than a variable; or two
+      InputError: an expression is invalid, matches no variable, or has a different number of dims than a variable; or two
         expressions give different names to the dims of one variable.
     """
     names_by_path: dict[str, tuple[str, Dims]] = {}
@@ -151,7 +151,7 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
     if split_dim and len(dims) > 2 and uninitialized.owners and isinstance(uninitialized.owners[-1], CONVOLUTIONS):
         raise InputError(
             f"--layout shards {split_dim} of {variable.path} over the axis {rules[split_dim]}; the engine cannot shard kernels "
-            "of convolutions. Name its dims and those of its bias * with tfdist.name_dims, or remove the rule."
+            "of convolutions. Use * for its dims and those of its bias in tfdist.name_dims, or remove the rule."
         )
     layout = layout_by_rules(variable.path, dims, variable.shape, rules, mesh)
     return shard_placement(layout, variable.shape, mesh, shard if variable.trainable else Shard())

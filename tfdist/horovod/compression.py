@@ -10,9 +10,9 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError, nearest
 from tfdist.gradients import Bucketed, Reducer, ReductionResult
-from tfdist.gradients.reducer import Tensors
 from tfdist.gradients.compression import METHODS, create_reducer
 from tfdist.gradients.compression import check as check_compression
+from tfdist.gradients.reducer import Tensors
 
 
 class Compressor(abc.ABC):

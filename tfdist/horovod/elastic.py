@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.errors import InputError, error_summary
 from tfdist.horovod import tape
 from tfdist.horovod.engine import horovod_required_error
-from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
+from tfdist.horovod.errors import GraphModeError, check_eager, check_no_session
 from tfdist.horovod.object_exchange import broadcast_object, broadcast_object_fn, broadcast_variables
 from tfdist.horovod.process import init, rank, shutdown
 from tfdist.horovod.wrapped_optimizer import Distributed, shared_variables
@@ -117,7 +117,7 @@ class TensorFlowState(_VariablesState):
     def __init__(self, variables: Sequence[Any] | None = None, session: None = None, **kwargs: Any):
         check_no_session(session)
         if variables is None:
-            raise NoGraphError(
+            raise GraphModeError(
                 "TensorFlow 2 has no global variables. Received: TensorFlowState() without variables. Pass a list of variables."
             )
         check_eager("hvd.elastic.TensorFlowState", "Create it outside of graphs")

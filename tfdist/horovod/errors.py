@@ -9,12 +9,12 @@ class NotSupportedError(InputError, NotImplementedError):
     """Raised for an unsupported operation, such as a maximum of `tf.IndexedSlices`."""
 
 
-class NoGraphError(InputError, RuntimeError):
-    """Raised for calls that require, or do not support, TensorFlow 1 graphs and sessions."""
+class GraphModeError(InputError, RuntimeError):
+    """Raised for calls in a graph that must run eagerly, and for calls that need a TensorFlow 1 graph or session."""
 
 
 class UnknownNameError(InputError, AttributeError):
-    """Raised for names of Horovod that are not provided, with the alternative."""
+    """Raised for Horovod names that `tfdist.horovod` does not provide; the message names the alternative."""
 
 
 class _OpError(InputError):
@@ -32,13 +32,13 @@ class FailedPreconditionError(_OpError, tf.errors.FailedPreconditionError):
 
 
 def check_eager(call_name: str, alternative: str) -> None:
-    """Raises `NoGraphError` in a graph, with the name of the call and an alternative."""
+    """Raises `GraphModeError` in a graph, with the name of the call and an alternative."""
     if not tf.executing_eagerly():
         kind = "tf.function" if tf.compat.v1.executing_eagerly_outside_functions() else "a graph of TensorFlow 1"
-        raise NoGraphError(f"{call_name} must run eagerly. Received: a call in {kind}. {alternative}.")
+        raise GraphModeError(f"{call_name} must run eagerly. Received: a call in {kind}. {alternative}.")
 
 
 def check_no_session(session: object) -> None:
-    """Raises `NoGraphError` for a session, which does not exist in TensorFlow 2."""
+    """Raises `GraphModeError` for a session, which does not exist in TensorFlow 2."""
     if session is not None:
-        raise NoGraphError(f"TensorFlow 2 has no sessions. Received: session={session!r}. Remove it.")
+        raise GraphModeError(f"TensorFlow 2 has no sessions. Received: session={session!r}. Remove it.")

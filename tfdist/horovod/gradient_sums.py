@@ -206,7 +206,7 @@ class GradientSums:
 
 
 def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
-    """Returns the names of the gradients on the first rank; layers may have other names or suffixes on other ranks."""
+    """Returns the names of the gradients on the first rank; layers may have different names or suffixes on other ranks."""
     group, names = current_engine.group, list(plan)
     if group.all_equal("horovod/gradients", list(plan.items()), _PLAN_SECONDS):
         return names

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.horovod.engine import Engine
-from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
+from tfdist.horovod.errors import GraphModeError, check_eager, check_no_session
 from tfdist.horovod.operations import allgather, broadcast
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
@@ -167,8 +167,8 @@ def _assign_broadcast(variables: Any, root_rank: int, name: str | None, process_
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """A function of TensorFlow 1; raises `NoGraphError` with the alternative."""
-    raise NoGraphError(
+    """A function of TensorFlow 1; raises `GraphModeError` with the alternative."""
+    raise GraphModeError(
         f"TensorFlow 2 has no global variables. Received: broadcast_global_variables({root_rank}). Use "
         "hvd.broadcast_variables(model.variables, root_rank) or hvd.callbacks.BroadcastGlobalVariablesCallback."
     )
@@ -177,5 +177,5 @@ def broadcast_global_variables(root_rank: int) -> None:
 def broadcast_object_fn(
     root_rank: int = 0, session: None = None, name: str | None = None, process_set: Any = global_process_set
 ) -> None:
-    """A function of TensorFlow 1; raises `NoGraphError` with the alternative."""
-    raise NoGraphError("TensorFlow 2 has no sessions. Received: broadcast_object_fn. Use hvd.broadcast_object.")
+    """A function of TensorFlow 1; raises `GraphModeError` with the alternative."""
+    raise GraphModeError("TensorFlow 2 has no sessions. Received: broadcast_object_fn. Use hvd.broadcast_object.")

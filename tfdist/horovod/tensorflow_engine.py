@@ -13,7 +13,7 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.factory import load_strategy
 from tfdist.errors import InputError, PeerLostError
 from tfdist.horovod.engine import CallId, Engine, Factors, horovod_required_error, scale_tensor
-from tfdist.horovod.errors import FailedPreconditionError, NoGraphError
+from tfdist.horovod.errors import FailedPreconditionError, GraphModeError
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
 
@@ -105,11 +105,11 @@ class TensorFlowEngine(Engine):
 
         Raises:
           FailedPreconditionError: the calls differ; raised on every rank, with all calls.
-          NoGraphError: the call is in a TensorFlow 1 graph.
+          GraphModeError: the call is in a TensorFlow 1 graph.
           PeerLostError: a rank is lost or did not make the call within the deadline.
         """
         if not tf.compat.v1.executing_eagerly_outside_functions():
-            raise NoGraphError(
+            raise GraphModeError(
                 f"hvd.{name} in a graph of TensorFlow 1 needs Horovod. Received: a job on tf.distribute's collectives, which "
                 "sessions cannot run. Call it eagerly or in a tf.function."
             )

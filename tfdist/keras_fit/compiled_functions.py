@@ -169,7 +169,7 @@ class CompiledFunctions:
             self._options = dataclasses.replace(self._options, accumulate_steps=1)
             return self._reduce_ops(name, outputs, spec, needs_all_rows)
         cannot_partition = needs_all_rows or self._per_row_state
-        plan = Communication(obstacle="its rows belong together" if cannot_partition else "")
+        plan = Communication(obstacle="its rows cannot be divided among replicas" if cannot_partition else "")
         if ops.needs_all_rows and not plan.obstacle:
             plan = communication(self.model, getattr(self.model, name), spec)
         if callback := listener():

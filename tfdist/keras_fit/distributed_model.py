@@ -54,7 +54,7 @@ def _compile_prediction(model: keras.Model, strategy: Strategy, options: RunConf
     division: Division = "own"
     row_state = per_row_state(model)
     if reason := row_state or output_dependence(model, outputs, spec) if strategy.replicas > 1 else "":
-        plan = Communication(obstacle="its rows belong together" if row_state else "")
+        plan = Communication(obstacle="its rows cannot be divided among replicas" if row_state else "")
         if not row_state:
             plan = communication(model, lambda batch: dict(enumerate(tf.nest.flatten(outputs(batch)))), spec)
         log_dependence(model, "predict", reason, plan, strategy, options.rows)
@@ -319,7 +319,7 @@ class DistributedModel:
         if optimizer is not None:
             check_not_wrapped(optimizer)
         optimizers = [] if optimizer is None else [optimizer]
-        update_context = keras_internals.updating_one_device(*optimizers)
+        update_context = keras_internals.single_device_updates(*optimizers)
         deferred_build = self.strategy.optimizer_shards.deferred_build(self.model)
         with _explain_mismatch(spec), update_context, self.strategy.adoption.creation(), deferred_build:
             create_variables(self.model, spec, trains)

@@ -231,7 +231,7 @@ def _one_device_updates(variables: Sequence[keras.Variable], optimizers: Sequenc
     """Context in which optimizers update variables as on one device; on exit, every replica has the new values."""
     all_variables = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(keras_internals.updating_one_device(*optimizers))
+        stack.enter_context(keras_internals.single_device_updates(*optimizers))
         for strategy in _strategies:
             stack.enter_context(strategy.adoption.as_one_device(all_variables))
         yield

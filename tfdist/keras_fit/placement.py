@@ -60,8 +60,8 @@ class Placement:
         descriptions = [(strip_counters(v.path), f"{v.dtype}{list(v.shape)}") for v in new_variables]
         with long_timeout("its model") as deadline:
             self._strategy.peers.agree("variables", unique_names(descriptions, mark=" #"), "variable ", deadline)
-        wrapped = {id(o): o for optimizer in optimizers for o in (optimizer, inner_optimizer(optimizer))}
-        self._strategy.adoption.adopt(new_variables, list(wrapped.values()))
+        all_optimizers = {id(o): o for optimizer in optimizers for o in (optimizer, inner_optimizer(optimizer))}
+        self._strategy.adoption.adopt(new_variables, list(all_optimizers.values()))
         self._strategy.synchronize(new_variables)
         self._placed_variables |= {id(variable): weakref.ref(variable) for variable in new_variables}
 

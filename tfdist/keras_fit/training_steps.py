@@ -287,7 +287,7 @@ class CustomSteps(_ModelSteps):
             validation.check_not_wrapped(optimizer)
             validation.check_optimizer(validation.inner_optimizer(optimizer), settings.clip)
             if not optimizer.built:
-                with keras_internals.updating_one_device(optimizer):
+                with keras_internals.single_device_updates(optimizer):
                     optimizer.build(variables)
         updated_variables = [variable for call in applications for variable in call.variables]
         metrics = KerasMetrics(model).variables

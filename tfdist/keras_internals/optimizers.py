@@ -126,7 +126,7 @@ def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy,
     optimizer._exclude_from_weight_decay_cache = {}
 
 
-def updating_one_device(*optimizers: keras.Optimizer) -> Context:
+def single_device_updates(*optimizers: keras.Optimizer) -> Context:
     """Context in which optimizers, and the optimizers they wrap, work as on one device in any scope."""
     optimizers += tuple(o.inner_optimizer for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer))
     engine = tf.distribute.get_strategy()
@@ -148,13 +148,13 @@ def weight_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, ke
     return [(variable, average) for variable, average in pairs if average is not None]
 
 
-def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+def abstract_slots(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     """Returns the variables that an optimizer would create for abstract variables, without computing their values."""
-    abstract_model: list[UninitializedVariable] = []
-    with tf.Graph().as_default(), deferred_creation(abstract_model, abstract_model.append):
+    uninitialized_variables: list[UninitializedVariable] = []
+    with tf.Graph().as_default(), deferred_creation(uninitialized_variables, uninitialized_variables.append):
         tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # deferred_creation restores it on exit
         optimizer.build(list(variables))
-    return [uninitialized.variable for uninitialized in abstract_model]
+    return [uninitialized.variable for uninitialized in uninitialized_variables]
 
 
 def updating_own_copies(*patches: tuple[Any, str, Any]) -> Context:
@@ -217,7 +217,7 @@ def paths_of_state(optimizer: keras.Optimizer) -> list[str]:
     return [paths.get(id(variable), variable.path) for variable in optimizer.variables]
 
 
-def begins_at_weights(optimizer: keras.Optimizer) -> bool:
+def state_starts_from_weights(optimizer: keras.Optimizer) -> bool:
     """Returns whether the initial state of an optimizer is a copy of the weights, as in schedule-free optimizers."""
     return isinstance(optimizer, getattr(keras.optimizers, "ScheduleFreeAdamW", ()))
 
@@ -227,7 +227,7 @@ def initial_slot_values(optimizer: keras.Optimizer) -> list[float] | None:
 
     Returns None if an initial value is not constant, or is unknown because a user-defined optimizer has made updates.
     """
-    if begins_at_weights(optimizer):
+    if state_starts_from_weights(optimizer):
         return None
     if not type(optimizer).__module__.startswith(("keras.", "tfdist.")):
         return None if int(tf.convert_to_tensor(optimizer.iterations)) else _constant_values(slots(optimizer))
@@ -285,7 +285,7 @@ def build_partially(
         else:
             variable._value, variable._initializer = None, initializer
 
-    with patched((kind, "_initialize_with_initializer", initialize_selected)), updating_one_device(optimizer):
+    with patched((kind, "_initialize_with_initializer", initialize_selected)), single_device_updates(optimizer):
         optimizer.build(_ObservedList(variables, on_index))
     return owner_indices
 
@@ -317,7 +317,7 @@ def values_replaced(variables: Sequence[keras.Variable], values: Sequence[tf.Var
 
 
 @contextlib.contextmanager
-def averages_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
+def averaging_subset(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Context in which an optimizer with `use_ema` averages only some of its variables."""
     if not optimizer.use_ema:
         yield

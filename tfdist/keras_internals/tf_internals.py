@@ -68,7 +68,7 @@ _WIDE_DTYPES = (
 )
 
 
-def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+def broadcast_initial_values_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     """Makes a strategy broadcast initial values in a wider dtype if TensorFlow cannot broadcast the variable's dtype."""
     make_initial_value = strategy.extended._get_variable_creator_initial_value
 
@@ -163,7 +163,7 @@ def replace_captures(replace: Callable[[tf.Tensor], tf.Tensor]) -> Context:
 
 def _constant(tensor: tf.Tensor) -> tf.Tensor:
     """Converts a tensor of another graph to a constant if its static value is known."""
-    is_value = isinstance(tensor, core.Symbol) and tensor.dtype in dtypes.TF_VALUE_DTYPES  # no handle of a resource
+    is_value = isinstance(tensor, core.Symbol) and tensor.dtype in dtypes.TF_VALUE_DTYPES  # not a resource handle
     value = tf.get_static_value(tensor) if is_value else None
     return tensor if value is None else tf.constant(value, tensor.dtype)
 

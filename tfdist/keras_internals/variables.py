@@ -30,13 +30,13 @@ class UninitializedVariable(NamedTuple):
 
 
 def deferred_creation(
-    abstract_model: list[UninitializedVariable], create: Callable[[UninitializedVariable], None]
+    uninitialized_variables: list[UninitializedVariable], create: Callable[[UninitializedVariable], None]
 ) -> Context:
     """Context in which variables with initializers are created without a value, for an abstract model.
 
-    They are appended to `abstract_model`, and the caller initializes them later with `set_tf_variable`. Until then, reading
-    such a variable runs its initializer, and assigning to it sets its initial value. `create` initializes a variable that
-    Keras created while tracing a model, when its value is needed.
+    They are appended to `uninitialized_variables`, and the caller initializes them later with `set_tf_variable`. Until then,
+    reading such a variable runs its initializer, and assigning to it sets its initial value. `create` initializes a variable
+    that Keras created while tracing a model, when its value is needed.
     """
     kind, optimizers = keras.Variable, tf_optimizer.TFOptimizer
     assign, key, register = kind._direct_assign, optimizers._var_key, keras_variables.register_uninitialized_variable
@@ -49,16 +49,16 @@ def deferred_creation(
             create(traced_variables.pop(id(variable)))
         else:
             variable._value = None
-            abstract_model.append(UninitializedVariable(variable, _callers()))
+            uninitialized_variables.append(UninitializedVariable(variable, _callers()))
 
     def register_traced(variable: keras.Variable) -> None:
         traced_variables[id(variable)] = UninitializedVariable(variable, _callers())
         register(variable)
 
     def key_of(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
-        for i, uninitialized in enumerate(abstract_model):  # the optimizer needs an initialized variable
+        for i, uninitialized in enumerate(uninitialized_variables):  # the optimizer needs an initialized variable
             if uninitialized.variable is variable:
-                create(abstract_model.pop(i))
+                create(uninitialized_variables.pop(i))
                 break
         return key(optimizer, variable)
 

@@ -10,7 +10,7 @@ from tfdist.distribution.strategy import strategy_in_use
 from tfdist.errors import InputError
 from tfdist.parameter_server.dynamic_embedding_tables import KeyedRows, KeyedTable, rows_initializer
 from tfdist.parameter_server.embedding_tables import gather_shaped
-from tfdist.parameter_server.table_rows import TableForm
+from tfdist.parameter_server.table_rows import TableSpec
 
 
 @keras.saving.register_keras_serializable("tfdist")
@@ -73,15 +73,15 @@ class DynamicEmbedding(keras.layers.Layer):
             raise _not_trained(strategy.name)
         # This weight represents the rows in models and optimizers, and is not updated itself.
         self.embeddings = self.add_weight(shape=(1, self.output_dim), initializer="zeros", name="embeddings")
-        table = KeyedRows(self.form(), self.embeddings)
+        table = KeyedRows(self.table_spec(), self.embeddings)
         self._index, self._rows = table.index, table.tables[0]  # attributes, so that Keras exports them
         self.table, self.gather = table, self._gather_without_strategy
         self.built = True
 
-    def form(self) -> TableForm:
+    def table_spec(self) -> TableSpec:
         """Returns the specification from which servers create the table."""
         shape, rule = (1, self.output_dim), (self.admit_after, self.evict_after)
-        return TableForm(self.embeddings.path, shape, self.variable_dtype, self._rows_initializer, rule)
+        return TableSpec(self.embeddings.path, shape, self.variable_dtype, self._rows_initializer, rule)
 
     def _gather_without_strategy(self, keys: tf.Tensor) -> tf.Tensor:
         return self.table.lookup(keys)

@@ -18,7 +18,7 @@ from tfdist.errors import PeerLostError
 from tfdist.gradients import LossScale
 from tfdist.parameter_server.update_order import Asynchronous, Recorded, Synchronous, Update, UpdateOrder
 
-_NO_NUMBERS = np.zeros([0], np.int64)
+_NO_INDICES = np.zeros([0], np.int64)
 
 
 class Outcome(enum.IntEnum):
@@ -44,7 +44,7 @@ class RangeResult(NamedTuple):
     dropped_rows: int = 0  # number of rows of these tickets that no update has used
     rejections: int = 0  # number of gradients that were rejected or dropped because they were too old
     scale: Sequence[float] = ()  # state of the loss scale; empty without loss scaling
-    numbers: Sequence[np.ndarray] = ()  # indices of the examples of each ticket; only for worker 0
+    example_indices: Sequence[np.ndarray] = ()  # indices of the examples of each ticket; only for worker 0
     metrics: Sequence[np.ndarray] = ()  # values of the metric variables, summed over workers; only for worker 0
     # Work of each worker, including lost workers; see `tfdist.synchronization.server_updates.Statistics`.
     work: Sequence[Mapping[str, float]] = ()
@@ -57,7 +57,7 @@ class _Commit(NamedTuple):
     versions: Sequence[int]
     rows: Sequence[int]
     loss_scale: float
-    numbers: Sequence[np.ndarray]
+    example_indices: Sequence[np.ndarray]
 
 
 class Coordinator:
@@ -188,14 +188,14 @@ class Coordinator:
         The version is a minimum, or None if the worker must keep its weights. In a replay, it is the exact version of each
         server. The loss scale is returned as its state.
         """
-        dealer = worker if self._is_synchronous else 0
+        counter_key = worker if self._is_synchronous else 0
 
         def next_ticket() -> int:
             if isinstance(order, Recorded):
                 return next(iter(order.remaining_tickets(worker)), self._end_ticket)
             if self._is_synchronous:  # tickets may be complete without this worker
                 return max(self._next_ticket[worker], order.version)
-            return min({self._next_ticket[dealer], *self._abandoned_tickets})
+            return min({self._next_ticket[counter_key], *self._abandoned_tickets})
 
         def is_over() -> bool:
             if self._is_synchronous:
@@ -222,7 +222,7 @@ class Coordinator:
             if ticket in self._abandoned_tickets:
                 self._abandoned_tickets.remove(ticket)
             else:
-                self._next_ticket[dealer] = ticket + 1
+                self._next_ticket[counter_key] = ticket + 1
             version = order.read(worker, ticket)
             active_tickets = [*self._active_tickets.values(), *self._abandoned_tickets]
             return ticket, None if keeps_weights else version, active_tickets, self._scale
@@ -319,10 +319,12 @@ class Coordinator:
             if worker:
                 return result
             # Lost workers are included.
-            parts = [[part for commit in self._commits_of(ticket) for part in commit.numbers] for ticket in tickets]
-            numbers = [np.concatenate([_NO_NUMBERS, *ticket_parts]) for ticket_parts in parts]
+            parts = [
+                [part for commit in self._commits_of(ticket) for part in commit.example_indices] for ticket in tickets
+            ]
+            example_indices = [np.concatenate([_NO_INDICES, *ticket_parts]) for ticket_parts in parts]
             metrics = [np.asarray(sum(values)) for values in zip(*_sorted_by_worker(self._metrics), strict=True)]
-            return result._replace(numbers=numbers, metrics=metrics)
+            return result._replace(example_indices=example_indices, metrics=metrics)
 
     def forget(self, worker: int) -> None:
         """Makes the ticket of a lost worker available again; later calls by this worker fail."""
@@ -423,4 +425,4 @@ def _sorted_by_worker(values: Mapping[int, Any]) -> list[Any]:
 
 
 def _result_message(result: RangeResult) -> Message:
-    return Message({"value": result[:7], "work": result.work}, [*result.numbers, *result.metrics])
+    return Message({"value": result[:7], "work": result.work}, [*result.example_indices, *result.metrics])

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
-from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, growing_variable, mix64, read_in_blocks
+from tfdist.parameter_server.table_rows import TableRows, TableSpec, blocks, growing_variable, mix64, read_in_blocks
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # increment of SplitMix64
 _INITIALIZERS = (
@@ -132,7 +132,7 @@ class KeyedRows(TableRows, KeyedTable):
       index: hash table of the positions of keys.
     """
 
-    def __init__(self, form: TableForm, variable: keras.Variable | None = None):
+    def __init__(self, form: TableSpec, variable: keras.Variable | None = None):
         """Creates an empty table of the shape [1, width], whose initializer is a result of `rows_initializer`.
 
         `variable` is the variable that the optimizer updates; by default a new one.

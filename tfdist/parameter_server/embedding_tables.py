@@ -22,7 +22,7 @@ from tfdist.distribution.strategy import OptimizerShards, Strategy
 from tfdist.errors import InputError
 from tfdist.parameter_server.dynamic_embedding_tables import KeyedTable, keyed_layers
 from tfdist.parameter_server.servers import Servers
-from tfdist.parameter_server.table_rows import TableForm, blocks, growing_variable, read_in_blocks
+from tfdist.parameter_server.table_rows import TableSpec, blocks, growing_variable, read_in_blocks
 from tfdist.row_semantics.declarations import GRAPH
 
 _ELEMENTWISE_OPTIMIZERS = "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
@@ -199,7 +199,7 @@ class EmbeddingTables:
         self._variables: dict[int, keras.Variable] = {}
         self._tables: dict[int, Any] = {}  # `RemoteTable` or `KeyedTable`
         self._initial: dict[int, Any] = {}
-        self.forms: dict[int, TableForm] = {}
+        self.forms: dict[int, TableSpec] = {}
         for layer in keras_internals.embeddings_without_copy(model, RemoteTable):
             variable = keras_internals.kernel_of(layer)
             if servers and id(variable) in order:
@@ -227,14 +227,14 @@ class EmbeddingTables:
         initializer = None if value else keras_internals.rows_initializer(variable)
         if initializer is None and is_chief:
             self._initial[number] = np.asarray(value or keras_internals.initial_value(variable))
-        self.forms[number] = TableForm(variable.path, tuple(variable.shape), variable.dtype, initializer)
+        self.forms[number] = TableSpec(variable.path, tuple(variable.shape), variable.dtype, initializer)
         self._variables[number] = variable
         self._tables[number] = table = RemoteTable(f"weight/{number}", variable, servers, is_chief=is_chief)
         keras_internals.set_tf_variable(variable, table)
         keras_internals.set_lookup(layer, functools.partial(self._lookup, number, layer))
 
     def _add_keyed_table(self, number: int, layer: Any, servers: Servers | None) -> None:
-        self.forms[number] = layer.form()
+        self.forms[number] = layer.table_spec()
         self._variables[number], table = layer.embeddings, layer.table
         if servers:
             if not isinstance(table, RemoteKeyedTable):  # the table may have been loaded from a file

@@ -18,7 +18,7 @@ from tfdist.coordination.calls import Connection, Message
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import InputError, PeerLostError
 from tfdist.parameter_server.coordinator import Outcome, RangeResult
-from tfdist.parameter_server.table_rows import TableForm, count_rows, split
+from tfdist.parameter_server.table_rows import TableSpec, count_rows, split
 from tfdist.parameter_server.update_order import Update
 
 _LEAVING_SECONDS = 5.0
@@ -155,8 +155,8 @@ class Servers:
         losses, updates, *others = answer.values["value"]
         count = len(losses) if answer.arrays else 0
         result = RangeResult(losses, [Update(*update) for update in updates], *others)
-        numbers, metrics = answer.arrays[:count], answer.arrays[count:]
-        return result._replace(numbers=numbers, metrics=metrics, work=answer.values["work"])
+        example_indices, metrics = answer.arrays[:count], answer.arrays[count:]
+        return result._replace(example_indices=example_indices, metrics=metrics, work=answer.values["work"])
 
     def gather(self, arrays: Sequence[np.ndarray], receiver: int | None = None) -> list[list[np.ndarray]]:
         """Returns the arrays of each worker that is not lost; all workers must make the same calls in the same order.
@@ -186,7 +186,7 @@ class Servers:
         weights: Mapping[int, np.ndarray],
         states: Sequence[np.ndarray],
         forms: Mapping[int, Sequence[Any]],
-        tables: Mapping[int, TableForm],
+        tables: Mapping[int, TableSpec],
         **options: Any,
     ) -> str:
         """Creates the variables; returns the reason why the servers reject the optimizer, or "".

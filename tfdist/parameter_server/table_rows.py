@@ -15,7 +15,7 @@ _BLOCK_BYTES = 4 << 20  # bytes of a table that are read, written or drawn at a 
 _MAX_MEMORY_BYTES = 64 << 20  # larger tables are read into a file
 
 
-class TableForm(NamedTuple):
+class TableSpec(NamedTuple):
     """A description of a table, from which a server creates its part."""
 
     path: str  # path of the variable
@@ -99,7 +99,7 @@ class TableRows:
       pull_counts: number of pulls of each row.
     """
 
-    def __init__(self, form: TableForm, server: int, servers: int):
+    def __init__(self, form: TableSpec, server: int, servers: int):
         """Creates the rows with their initial values, without a second copy of them."""
         rows, width = count_rows(form.shape[0], server, servers), form.shape[1]
         self.variable = keras_internals.variable_at(form.path, tf.zeros([rows, width], form.dtype))

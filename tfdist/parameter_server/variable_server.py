@@ -17,7 +17,7 @@ from tfdist.distribution.strategy import replica_context
 from tfdist.gradients import Clip
 from tfdist.parameter_server.dynamic_embedding_tables import KeyedRows
 from tfdist.parameter_server.pushed_gradients import sum_payloads
-from tfdist.parameter_server.table_rows import TableForm, TableRows, sum_rows
+from tfdist.parameter_server.table_rows import TableRows, TableSpec, sum_rows
 from tfdist.parameter_server.update_order import Update
 
 _POLL_SECONDS = 1.0
@@ -69,7 +69,7 @@ class VariableServer:
 
         Args:
           message: `weights`, with the index, path, serialized constraint or None, and whether it is excluded from weight decay
-            for each, tables last; `tables`, the fields of their `TableForm`; `lazy`, whether only rows in use are updated;
+            for each, tables last; `tables`, the fields of their `TableSpec`; `lazy`, whether only rows in use are updated;
             `server`, the index of this server; `servers`, the number of servers; `states`, the indices of the states;
             `optimizer`, serialized by Keras; `floatx` and `epsilon` of Keras; `clip_norm` and `clip_value` of `Clip`. The
             arrays are the values of the weights other than tables, then of the states.
@@ -79,7 +79,7 @@ class VariableServer:
         keras.config.set_epsilon(values["epsilon"])
         with _define_lock, self._changed:
             self._number, weights = values["server"], values["weights"]
-            forms = [TableForm(*form) for form in values["tables"]]
+            forms = [TableSpec(*form) for form in values["tables"]]
             self._tables = [
                 KeyedRows(form) if form.rule else TableRows(form, self._number, values["servers"]) for form in forms
             ]

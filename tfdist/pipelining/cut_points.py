@@ -164,7 +164,7 @@ def _layer_positions(graph: Graph, cut: LayerCut, stages: int) -> list[int]:
             layer_names = [call.name for call in calls[: len(calls) - 1] if not call.is_entry]
             raise InputError(
                 f"--cut must name layers in the order of the model, and not its last one. Received: {cut}, with {name} "
-                f"out of order. The order is {', '.join(layer_names)}."
+                f"last or out of order. The order is {', '.join(layer_names)}."
             )
     return positions
 
@@ -181,7 +181,7 @@ def _end_position(calls: Sequence[Call], name: str) -> int:
         raise InputError(f"--cut must name layers of the model. Received: {name}.{nearest(name, layer_names)}")
     if len(prefixes) > 1:
         raise InputError(
-            f"--cut must name layers that are called once. Received: {name}, which means {', '.join(sorted(prefixes))}. "
+            f"--cut must name layers that are called once. Received: {name}, which matches {', '.join(sorted(prefixes))}. "
             "Name a layer next to it."
         )
     return max(i for i, match in enumerate(matches) if match) + 1

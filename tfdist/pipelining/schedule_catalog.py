@@ -170,7 +170,7 @@ def steps_until_steady(schedule: Schedule) -> int:
     return 3 - (1 - schedule.processes) // schedule.micro_batches
 
 
-def endless_order(schedule: Schedule, steps: int) -> Schedule:
+def order_without_flush(schedule: Schedule, steps: int) -> Schedule:
     """Returns the order of a pipeline without a flush, from its first forward pass to the end of `steps` steps.
 
     Process s begins with S - 1 - s forward passes, then alternates forward and backward passes. Micro-batches are numbered

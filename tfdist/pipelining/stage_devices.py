@@ -55,8 +55,10 @@ def devices_of_process(size: int, cluster: Cluster, has_servers: bool) -> LocalD
     devices = [tf.DeviceSpec(job=job, replica=0, task=task, device_type=kind, device_index=i) for i in range(size)]
     processes = cluster.size if has_servers else 1
     device_ids = [task * size + index for index in range(size)]
-    engine = dtensor.Mesh(["process", AXIS], np.arange(processes * size).reshape(processes, size), device_ids, devices)
-    return LocalDevices(Mesh({"data": 1, AXIS: size}), engine)
+    dtensor_mesh = dtensor.Mesh(
+        ["process", AXIS], np.arange(processes * size).reshape(processes, size), device_ids, devices
+    )
+    return LocalDevices(Mesh({"data": 1, AXIS: size}), dtensor_mesh)
 
 
 def prepare(size: int) -> None:
@@ -180,8 +182,8 @@ class _NoMessages(RecordingCollectives):
 
     def _forward(self, operation: str, tensors: Sequence[tf.Tensor], *args: Any, **options: Any) -> list[tf.Tensor]:
         raise InputError(
-            "A layer that is spread over an axis model cannot communicate with other replicas. Received: a call of "
-            f"{operation} ({options['name']}). Use --batch_norm=local, or remove the axis model."
+            "A layer that is sharded over the mesh axis `model` cannot communicate with other replicas. Received: a call of "
+            f"{operation} ({options['name']}). Use --batch_norm=local, or remove the axis `model`."
         )
 
 

@@ -15,7 +15,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.collectives.rows import gather_structure
 from tfdist.coordination.group import LONG_SECONDS
-from tfdist.distribution.dtensor_variables import is_spread
+from tfdist.distribution.dtensor_variables import is_mesh_variable
 from tfdist.distribution.strategy import JobVariables, ModelParts, VariableBlocks
 from tfdist.errors import InputError, count_of
 from tfdist.pipelining.activation_compression import Link
@@ -290,7 +290,7 @@ class StageBlocks(VariableBlocks):
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """See base class. Values on several devices are always copied."""
-        return super().saved_blocks(variable, per_replica, copied or is_spread(variable))
+        return super().saved_blocks(variable, per_replica, copied or is_mesh_variable(variable))
 
     def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:
         """See base class. The variables are in the order of stages.

@@ -606,7 +606,7 @@ def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
     for variable in model.trainable_variables:
         keras_internals.set_layout(variable, variable)  # Keras passes the layout to optimizer variables
     owners = [
-        keras_internals.layout_of(slot) for slot in keras_internals.slots_of(optimizer, model.trainable_variables)
+        keras_internals.layout_of(slot) for slot in keras_internals.abstract_slots(optimizer, model.trainable_variables)
     ]
     return dict(collections.Counter(id(variable) for variable in owners if variable is not None))
 

@@ -142,7 +142,7 @@ class MLflowLogger(Logger):
             self._client.log_batch(self._id, params=params[first : first + _MAX_PARAMS])
 
     def _resume(self, identifier: str) -> str:
-        """Continues an earlier MLflow run; returns "" if it no longer exists, such as on another server."""
+        """Continues an earlier MLflow run; returns "" if it does not exist, for example on another server."""
         if not identifier:
             return ""
         from mlflow.exceptions import MlflowException

@@ -53,4 +53,4 @@ class ProfileWindow(NullProfile):
         if self._is_running:
             self._is_running = False
             self._profiler.stop()
-            _log.info("Wrote a profile of steps %d to %d to %s.", self._start, self._stop, self._directory)
+            _log.info("Wrote the profile of --profile_steps=%d:%d to %s.", self._start, self._stop, self._directory)

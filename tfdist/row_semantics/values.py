@@ -176,7 +176,7 @@ class Value:
 
     @property
     def known_label(self) -> Label:
-        """The label, or `ALL_ROWS` if the shape is unknown, as for unwritten elements of a list."""
+        """The label, or `ALL_ROWS` if a dim is unknown, as when an unwritten element of a list is read."""
         is_unknown = self.dims is not None and None in self.dims and self.label != ALL_ROWS
         return ALL_ROWS if is_unknown else self.label
 

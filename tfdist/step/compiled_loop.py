@@ -50,11 +50,11 @@ class LoopResult(NamedTuple):
     compute_seconds: tf.Tensor  # [local replicas] float64; seconds in which each replica computed its local gradients
     # [rows] int64; indices of the examples of this process's replicas, step by step; empty if the iterator does not
     # provide them
-    numbers: tf.Tensor
+    example_indices: tf.Tensor
     # [replicas] int32; number of steps that each replica skipped while others did not; empty if replicas always skip a
     # step together
     skipped: tf.Tensor | tuple[()] = ()
-    # [steps] int32; number of indices in `numbers` for each step; empty if it is the same for all steps
+    # [steps] int32; number of indices in `example_indices` for each step; empty if it is the same for all steps
     sizes: tf.Tensor | tuple[()] = ()
     # [stages] int32; number of updates of each pipeline stage; empty if all stages are updated together
     stage_updates: tf.Tensor | tuple[()] = ()
@@ -64,12 +64,12 @@ class LoopResult(NamedTuple):
 
     def example_ranges(self, first_step: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yields (first step, number of steps, indices of their examples); the steps of a range have equal batch sizes."""
-        numbers = self.numbers.numpy()
+        example_indices = self.example_indices.numpy()
         sizes = np.asarray(self.sizes, np.int32)
         if not len(sizes):
-            yield first_step, len(self.losses), numbers
+            yield first_step, len(self.losses), example_indices
             return
-        for i, part in enumerate(np.split(numbers, np.cumsum(sizes)[:-1])):
+        for i, part in enumerate(np.split(example_indices, np.cumsum(sizes)[:-1])):
             yield first_step + i, 1, part
 
 
@@ -91,7 +91,7 @@ class LoopReport(NamedTuple):
     values: Sequence[Any]  # tensors, stacked over the steps
     wait_seconds: Any  # scalar float64; seconds that this process waited for data, summed over the steps
     compute_seconds: Any  # [local replicas] float64; seconds of computation, summed over the steps
-    numbers: Any  # indices of the examples of this process's replicas, concatenated over the steps
+    example_indices: Any  # indices of the examples of this process's replicas, concatenated over the steps
 
 
 Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], LoopResult]
@@ -201,12 +201,12 @@ def make_host_loop(step: Step, strategy: Strategy) -> Loop:
         iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_gradient_norm: tf.Tensor
     ) -> LoopResult:
         results: list[_StepResult] = []
-        numbers: list[tf.Tensor] = []
+        example_indices: list[tf.Tensor] = []
         wait_seconds, may_apply = 0.0, tf.constant(True)
         for index in range(int(steps)):
             start_time = time.perf_counter()
-            batch, local_numbers = split_numbers(next(iterator), strategy)
-            numbers.append(local_numbers)
+            batch, local_indices = split_example_indices(next(iterator), strategy)
+            example_indices.append(local_indices)
             wait_seconds += time.perf_counter() - start_time
             needs_norm = tf.constant(bool(with_gradient_norm) and index == int(steps) - 1)
             # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
@@ -219,8 +219,8 @@ def make_host_loop(step: Step, strategy: Strategy) -> Loop:
         losses, is_finite = (tf.stack([result[i] for result in local_results]) for i in (0, 1))
         _, _, norm, may_continue, gradient_finite, _, compute_seconds = local_results[-1]
         times = np.float64(wait_seconds), compute_seconds
-        all_numbers = tf.concat(numbers[: len(local_results)], 0)
-        return LoopResult(losses, is_finite, norm, may_continue, gradient_finite, *times, all_numbers)
+        all_indices = tf.concat(example_indices[: len(local_results)], 0)
+        return LoopResult(losses, is_finite, norm, may_continue, gradient_finite, *times, all_indices)
 
     return loop
 
@@ -237,12 +237,14 @@ def _next_step(
 
     Returns (norm, whether the run may continue, whether each gradient was finite), and a report of the loss and `is_finite`.
     """
-    start_time, batch, numbers = timed_batch(iterator, strategy)
+    start_time, batch, example_indices = timed_batch(iterator, strategy)
     result = _run_step(step, strategy, trace, batch, number, with_gradient_norm)
     arrival_time = result.arrival_time
     if strategy.compiles_replicas:
         arrival_time = time_after([strategy.local(part)[0] for part in tf.nest.flatten(batch)])
-    report = LoopReport([result.loss, result.is_finite], arrival_time - start_time, result.compute_seconds, numbers)
+    report = LoopReport(
+        [result.loss, result.is_finite], arrival_time - start_time, result.compute_seconds, example_indices
+    )
     return (result.norm, result.may_continue, result.gradient_finite), report
 
 
@@ -307,8 +309,8 @@ def run_loop(
         arrays = [array.write(index, value) for array, value in zip(reports.values, report.values, strict=True)]
         wait_seconds = reports.wait_seconds + report.wait_seconds
         compute_seconds = reports.compute_seconds + report.compute_seconds
-        numbers = reports.numbers.write(index, report.numbers)
-        return index + 1, state, LoopReport(arrays, wait_seconds, compute_seconds, numbers)
+        example_indices = reports.example_indices.write(index, report.example_indices)
+        return index + 1, state, LoopReport(arrays, wait_seconds, compute_seconds, example_indices)
 
     def condition(index: tf.Tensor, state: Any, _: LoopReport) -> tf.Tensor:
         return tf.logical_and(index < steps, continues(state)) if continues else index < steps
@@ -321,7 +323,7 @@ def run_loop(
     )
     _, state, final = tf.while_loop(condition, body, (tf.constant(0), initial_state, empty), parallel_iterations=1)
     values = [array.stack() for array in final.values]
-    return state, LoopReport(values, final.wait_seconds, final.compute_seconds, final.numbers.concat())
+    return state, LoopReport(values, final.wait_seconds, final.compute_seconds, final.example_indices.concat())
 
 
 def count_steps(is_end: tf.Tensor) -> tf.Tensor:
@@ -330,13 +332,13 @@ def count_steps(is_end: tf.Tensor) -> tf.Tensor:
 
 
 def timed_batch(iterator: Iterator[Any], strategy: Strategy) -> tuple[tf.Tensor, Any, tf.Tensor]:
-    """Returns the time of the request for the next batch, and the result of `split_numbers`. For compiled functions."""
+    """Returns the time of the request for the next batch, and the result of `split_example_indices`. For compiled functions."""
     start_time = tf.timestamp()
     with tf.control_dependencies([start_time]):
-        return start_time, *split_numbers(next(iterator), strategy)
+        return start_time, *split_example_indices(next(iterator), strategy)
 
 
-def split_numbers(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:
+def split_example_indices(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:
     """Returns the batch and the indices of this process's examples, empty if the iterator does not provide them."""
     if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)

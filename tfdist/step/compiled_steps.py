@@ -179,7 +179,7 @@ class Steps:
         self._loops.clear()  # compiled with other algorithms
 
     def resume_all_reduce_table(self, bands: Sequence[Sequence[Any]], replicas: int) -> None:
-        """Restores the table of a resumed run, unless it was measured with another number of replicas."""
+        """Restores the table of a resumed run, unless it was measured with a different number of replicas."""
         tuned = self.strategy.tuned_collectives
         if bands and replicas == self.strategy.replicas and tuned and tuned.is_measured:
             self.use_all_reduce_table(AlgorithmTable(tuple(Band(*band) for band in bands)))

@@ -68,8 +68,8 @@ def explain_mismatch(element_spec: Any) -> Iterator[None]:
         parts = [f"{name} {_describe_specs(part)}" for name, part in zip(_PARTS, element_spec, strict=False)]
         if match := _LABEL.search(error_cause(error)):  # the rest of the message lists all labels of the batch
             raise InputError(
-                f"Labels must be in 0..{int(match[2]) - 1}, because the model has {match[2]} outputs. Received: {match[1]}. "
-                f"Number the classes from 0, or increase the units of the model's last layer.{_notes(error)}"
+                f"Labels must be in 0..{int(match[2]) - 1}, because the model's output has {match[2]} classes. Received: "
+                f"{match[1]}. Number the classes from 0, or increase the units of the model's last layer.{_notes(error)}"
             ) from error
         raise InputError(
             f"Model, loss and metrics must fit the data. Received: examples with {', '.join(parts)}; "
@@ -200,9 +200,9 @@ def _value_findings(labels: Labels, values: np.ndarray) -> Iterator[Finding]:
                 remedy = f"Create the model's last layer with {units} units, or number the classes from 0"
             worst = invalid_values.max() if invalid_values.max() >= labels.classes else invalid_values.min()
             yield Finding(
-                f"Labels must be in 0..{labels.classes - 1}, because the model has {labels.classes} outputs. Received: "
-                f"{labels.name} with {worst:g} ({invalid_values.size} of {class_numbers.size} labels are out of range). "
-                f"{remedy}.",
+                f"Labels must be in 0..{labels.classes - 1}, because the model's output has {labels.classes} classes. "
+                f"Received: {labels.name} with {worst:g} ({invalid_values.size} of {class_numbers.size} labels are out of "
+                f"range). {remedy}.",
                 is_error=True,
             )
     weights = labels.weights
@@ -243,7 +243,7 @@ def _shape(shape: tuple[int | None, ...]) -> str:
 
 
 _MAX_COLUMNS = 3  # maximum number of columns listed in a message
-_BYTE = 255
+_MAX_BYTE = 255
 _MIN_BYTE_PEAK = 64  # images scaled to [0, 1] or [-1, 1] have smaller values
 
 
@@ -274,7 +274,7 @@ def _input_findings(name: str, values: np.ndarray, is_scaled: bool) -> Iterator[
     is_image = values.ndim in (3, 4) and (values.dtype == np.uint8 or np.issubdtype(values.dtype, np.floating))
     if is_scaled or not is_image or values.min() < 0 or (values != np.round(values)).any():
         return
-    if _MIN_BYTE_PEAK < values.max() <= _BYTE:
+    if _MIN_BYTE_PEAK < values.max() <= _MAX_BYTE:
         yield Finding(
             f"{name} has values from 0 to {values.max():g}, like bytes of images, and no layer of the model scales them: "
             "training is slow, or diverges. Divide by 255, or begin the model with keras.layers.Rescaling(1 / 255)."

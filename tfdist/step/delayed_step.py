@@ -29,7 +29,15 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Passes
 from tfdist.pipelining.stage_costs import CrossingSpec, crossing_specs
 from tfdist.step import randomness
-from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, count_steps, first_trace, run_loop, split_numbers
+from tfdist.step.compiled_loop import (
+    Loop,
+    LoopReport,
+    LoopResult,
+    count_steps,
+    first_trace,
+    run_loop,
+    split_example_indices,
+)
 from tfdist.step.layer_state import assign
 from tfdist.step.pipelined_step import MicroBatch, PipelinedGradients, split_rows
 from tfdist.step.reduction import ComputeResult, run_if, square_norms
@@ -319,7 +327,7 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
             elements.append(_read(iterator, strategy, first_step + index < end_step, latest))
         with trace("begin"):
             state = strategy.run(step.begin, first_step, [batch for batch, _ in elements])
-        return state, [numbers for _, numbers in elements]
+        return state, [example_indices for _, example_indices in elements]
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(
@@ -334,22 +342,22 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
         # of the latest step if requested, whether the gradient of each variable was finite).
         def run_step(index: tf.Tensor, loop_state: Any) -> tuple[Any, LoopReport]:
             step_state, all_finite, _, was_gradient_finite = loop_state
-            pipeline_state, previous_numbers = step_state
+            pipeline_state, previous_indices = step_state
             number, start_time = first_step + tf.cast(index, tf.int64), tf.timestamp()
-            latest = (pipeline_state.latest[0], previous_numbers[-1]) if step.read_ahead else None
+            latest = (pipeline_state.latest[0], previous_indices[-1]) if step.read_ahead else None
             with tf.control_dependencies([start_time]):
-                batch, numbers = _read(iterator, strategy, number + step.read_ahead < end_step, latest)
+                batch, example_indices = _read(iterator, strategy, number + step.read_ahead < end_step, latest)
             wait_seconds = time_after(batch) - start_time
             needs_norm = tf.logical_and(with_gradient_norm, tf.equal(index, steps - 1))
             with trace("advance"):
                 arguments = pipeline_state, batch, number, needs_norm, all_finite
                 pipeline_state, result = strategy.run(step.advance, *arguments)
-            all_numbers: list[tf.Tensor] = [*previous_numbers, numbers]
+            all_indices: list[tf.Tensor] = [*previous_indices, example_indices]
             report = tf.stack([tf.cast(x, tf.float64) for x in (result.share, result.finite)])
             gradient_finite = tf.where(all_finite, result.gradient_finite, was_gradient_finite)
-            step_state = _with_shapes((pipeline_state, all_numbers[1:]), step_state)
+            step_state = _with_shapes((pipeline_state, all_indices[1:]), step_state)
             progress = step_state, result.finite, result.squares, gradient_finite
-            return progress, LoopReport([report], wait_seconds, tf.zeros([1], tf.float64), all_numbers[0])
+            return progress, LoopReport([report], wait_seconds, tf.zeros([1], tf.float64), all_indices[0])
 
         zero, all_finite = tf.zeros([], keras.config.floatx()), tf.ones([len(step.step.variables)], tf.bool)
         initial_state = step_state, tf.constant(True), zero, all_finite
@@ -405,8 +413,8 @@ def _read(iterator: Iterator[Any], strategy: HasStages, is_needed: tf.Tensor, la
     `latest` is None if a batch is always needed.
     """
     if latest is None:
-        return split_numbers(next(iterator), strategy)
-    batch = tf.cond(is_needed, lambda: split_numbers(next(iterator), strategy), lambda: latest)
+        return split_example_indices(next(iterator), strategy)
+    batch = tf.cond(is_needed, lambda: split_example_indices(next(iterator), strategy), lambda: latest)
     return _with_shapes(batch, latest)
 
 
@@ -437,6 +445,6 @@ def _merge_reports(
         gradient_finite=gradient_finite,
         wait_seconds=report.wait_seconds,
         compute_seconds=report.compute_seconds,
-        numbers=report.numbers,
+        example_indices=report.example_indices,
         stage_updates=tf.reduce_sum(tf.cast(is_updated[:, :-1], tf.int32), axis=1),
     )

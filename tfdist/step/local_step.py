@@ -46,7 +46,7 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
         strategy.run(lambda: assign([stopped], [False]))
 
         def run_step(index: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
-            start_time, batch, numbers = timed_batch(iterator, strategy)
+            start_time, batch, example_indices = timed_batch(iterator, strategy)
             needs_norm = tf.logical_and(with_gradient_norm, tf.equal(index, steps - 1))
             number = first_step + tf.cast(index, tf.int64)
             result, rows, may_continue = strategy.run(train, batch, number, needs_norm)
@@ -55,7 +55,7 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
             wait_seconds = strategy.local(result.arrival_time)[0] - start_time
             compute_seconds = tf.stack(strategy.local(result.compute_seconds))
             norm = tf.cast(strategy.local(result.norm)[0], keras.config.floatx())
-            return norm, LoopReport([tf.stack(values)], wait_seconds, compute_seconds, numbers)
+            return norm, LoopReport([tf.stack(values)], wait_seconds, compute_seconds, example_indices)
 
         spec = tf.TensorSpec([local_count, 4], tf.float64)
         norm, report = run_loop(run_step, tf.zeros([], keras.config.floatx()), steps, [spec], strategy)
@@ -92,6 +92,6 @@ def _merge_reports(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> L
         gradient_finite=(),
         wait_seconds=report.wait_seconds,
         compute_seconds=report.compute_seconds,
-        numbers=report.numbers,
+        example_indices=report.example_indices,
         skipped=tf.cast(tf.reduce_sum(skipped[:, :step_count], axis=1), tf.int32),
     )

@@ -91,12 +91,12 @@ def training_losses(
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
     """Returns shares of the loss to differentiate, of the recorded loss, and of each loss with which the model was compiled.
 
-    The sum of the shares of all replicas and micro-steps is the global batch's loss. The first two are the same tensor if
-    the losses are equal: for a loss without reduction, which is a vector, Keras differentiates the sum and records the mean.
+    The sum of the shares of all replicas and micro-steps is the global batch's loss. The first two are the same tensor unless
+    a loss has no reduction: for such a loss, which is a vector, Keras differentiates the sum and records the mean.
 
-    `layer_losses` are the losses added by layers in the forward pass, which are means over this share's rows, and the losses
-    of weights; `parts` and `totals` are the results of `terms` and `totals`. This share has `rows`, a scalar integer, of
-    the `batch_size` rows of the global batch. `add` sums shares of losses.
+    `layer_losses` are the losses added by layers in the forward pass, which are means over this share's rows, and the
+    regularization losses of weights; `parts` and `totals` are the results of `terms` and `totals`. This share has `rows`, a
+    scalar integer, of the `batch_size` rows of the global batch. `add` sums shares of losses.
     """
     share, (data_losses, weight_losses) = to_floatx(rows) / to_floatx(batch_size), layer_losses
 

@@ -21,7 +21,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
 
 
-def counters(model: keras.Model) -> list[keras.Variable]:
+def integer_state(model: keras.Model) -> list[keras.Variable]:
     """Returns the integer and bool variables of layers, except the states of seed generators, which every step sets."""
     seeds = {id(variable) for variable in seed_states(model)}
     dtypes = [(variable, tf.as_dtype(variable.dtype)) for variable in model.non_trainable_variables]

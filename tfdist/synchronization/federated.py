@@ -75,7 +75,7 @@ class RoundState:
         self._slots = keras_internals.slots(self._optimizer)
         self._initial_slots = initial_slot_function(self._optimizer)
         self.weights = list(model.trainable_variables)
-        self.statistics = [*keras_internals.moving_statistics(model), *randomness.counters(model)]
+        self.statistics = [*keras_internals.moving_statistics(model), *randomness.integer_state(model)]
         self.global_weights = GlobalWeights(model.trainable_variables, strategy, outer)
         self.changes = strategy.allocate(_states("change", self.weights))
         self.statistics_sums = strategy.allocate(_states("sum", self.statistics, integers=tf.float64))
@@ -212,7 +212,7 @@ class RoundLoop:
 
         def run_round(index: tf.Tensor, _: Any) -> tuple[list[tf.Tensor], LoopReport]:
             report, [loss, finite, norm] = self._round(iterator, first_step + tf.cast(index, tf.int64))
-            return [norm, finite], report._replace(values=[loss, finite, tf.size(report.numbers)])
+            return [norm, finite], report._replace(values=[loss, finite, tf.size(report.example_indices)])
 
         floatx = keras.config.floatx()
         specs = [tf.TensorSpec([], dtype) for dtype in (floatx, tf.bool, tf.int32)]
@@ -242,13 +242,13 @@ class RoundLoop:
         strategy = self._strategy
 
         def run_step(_: tf.Tensor, __: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
-            start_time, batch, numbers = timed_batch(iterator, strategy)
+            start_time, batch, example_indices = timed_batch(iterator, strategy)
             assert isinstance(batch, ClientBatch)
             with _schedule_scope(self._step.optimizer, index):
                 result = strategy.run(self._train, batch, index)
             wait_seconds = strategy.local(result.arrival_time)[0] - start_time
             compute_seconds = tf.stack(strategy.local(result.compute_seconds))
-            report = LoopReport([], wait_seconds, compute_seconds, numbers)
+            report = LoopReport([], wait_seconds, compute_seconds, example_indices)
             return tf.logical_not(strategy.local(batch.ends_round)[0]), report
 
         _, report = run_loop(
@@ -283,8 +283,8 @@ def _schedule_scope(optimizer: keras.Optimizer, updates: tf.Tensor) -> Iterator[
     The optimizer itself counts the client's steps, as Adam's bias correction requires.
     """
     schedule = keras_internals.scheduled_learning_rate(optimizer)
-    rate = keras_internals.replace_learning_rate(optimizer, lambda _: schedule(updates)) if schedule else None
-    with rate or contextlib.nullcontext(), keras_internals.scheduled_momentum(optimizer, updates):
+    rate_context = keras_internals.replace_learning_rate(optimizer, lambda _: schedule(updates)) if schedule else None
+    with rate_context or contextlib.nullcontext(), keras_internals.scheduled_momentum(optimizer, updates):
         yield
 
 

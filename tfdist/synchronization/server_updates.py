@@ -28,7 +28,7 @@ from tfdist.parameter_server.pushed_gradients import PushReducer
 from tfdist.parameter_server.remote_variables import RemoteVariables
 from tfdist.parameter_server.update_order import Update, check_recorded
 from tfdist.reporting import RunDirectory
-from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
+from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_example_indices
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.metrics import ModelMetrics
@@ -334,8 +334,8 @@ class TicketLoop:
             wait_seconds=tf.constant(self._work["data"], tf.float64),
             # Scaled to all steps, because the worker may have computed only some of them.
             compute_seconds=tf.constant([self._work["compute"] * int(steps) / max(tickets, 1)], tf.float64),
-            numbers=tf.concat([tf.zeros([0], tf.int64), *result.numbers], 0),
-            sizes=tf.constant([*map(len, result.numbers)] or [0] * len(result.losses), tf.int32),
+            example_indices=tf.concat([tf.zeros([0], tf.int64), *result.example_indices], 0),
+            sizes=tf.constant([*map(len, result.example_indices)] or [0] * len(result.losses), tf.int32),
             updates=[u._replace(reads=())._asdict() for u in result.updates] if self._remote.whole_batches else (),
         )
 
@@ -376,7 +376,7 @@ class TicketLoop:
         If the version is None, the weights and states are those of the last pull. `scale` is the state of the loss scale.
         Calls `prepare_next` while it waits for the answer.
         """
-        batch, numbers, ids = inputs
+        batch, example_indices, ids = inputs
         assert ids is not None
         if version is None:
             self._remote.assign_states(self._last_pull[1])
@@ -390,7 +390,7 @@ class TicketLoop:
             needs_own_norm = is_whole and (needs_norm or bool(self._synchronizer.clip.norm))
             result, payloads = self._compute(batch, tf.constant(ticket, tf.int64), tf.constant(needs_own_norm))
         loss, is_finite, norm = float(result.loss), bool(result.finite), float(result.norm)
-        self._add_work(compute=time.perf_counter() - start_time, examples=len(numbers), tickets=1)
+        self._add_work(compute=time.perf_counter() - start_time, examples=len(example_indices), tickets=1)
         state, pushes = result._replace(gradients=[]), []
         if not is_finite:
             self._skip(state)
@@ -411,7 +411,7 @@ class TicketLoop:
             )
         outcome, answer = self._servers.commit(
             ticket,
-            [numbers.numpy(), *(variable.numpy() for variable in self._metrics)],
+            [example_indices.numpy(), *(variable.numpy() for variable in self._metrics)],
             pushes,
             prepare_next,
             loss=loss,
@@ -457,14 +457,14 @@ class TicketLoop:
             start_time = time.perf_counter()
             element = next(iterator)
             self._add_work(data=time.perf_counter() - start_time)
-            yield split_numbers(element, self._strategy)
+            yield split_example_indices(element, self._strategy)
 
     def _trace(self, batches: Iterator[Any], spec: Any, with_gradient_norm: tf.Tensor) -> Iterator[Any]:
         """Traces the step on all workers at the same time, because they compare traces; returns the same batches.
 
         Uses the spec of the data if it is known: divisions by a static batch size are rounded differently.
         """
-        batch, numbers = next(batches)
+        batch, example_indices = next(batches)
         spec = batch if spec is None else spec.batch if isinstance(spec, IndexedBatch) else spec
         self._compute.get_concrete_function(spec, tf.constant(0, tf.int64), with_gradient_norm)
         staleness, calls = self._remote.staleness, self._step.calls
@@ -478,14 +478,14 @@ class TicketLoop:
         if self._strategy.is_chief and unused_weights:
             self._servers.leave_out(sorted(unused_weights))
         self._is_traced = True
-        return itertools.chain([(batch, numbers)], batches)
+        return itertools.chain([(batch, example_indices)], batches)
 
 
 class _Inputs(NamedTuple):
     """The inputs from which a worker computes a ticket: a batch, the indices of its examples, and the ids of table rows."""
 
     batch: Any
-    numbers: tf.Tensor
+    example_indices: tf.Tensor
     ids: Sequence[np.ndarray] | None = None  # None until they are needed
 
 

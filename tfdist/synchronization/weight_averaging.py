@@ -111,7 +111,7 @@ def create_outer_optimizer(text: str) -> keras.Optimizer | None:
     if not text:
         return None
     optimizer = create_optimizer(text, parse(text).args["learning_rate"], flag="--sync: outer")
-    if keras_internals.begins_at_weights(optimizer):
+    if keras_internals.state_starts_from_weights(optimizer):
         raise InputError(
             "The state of an outer optimizer cannot begin as a copy of the weights, which it receives later. Received: "
             f"outer={text}. Use another optimizer, such as adam."

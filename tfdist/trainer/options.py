@@ -33,7 +33,7 @@ class Schedule(_FromConfig):
       eval_every: steps between evaluations, with another at the end of the run; 0 to evaluate at the end of each epoch.
         A run with fewer steps than `eval_every` is not evaluated.
       steps_per_call: maximum number of steps per call of the compiled loop, at least 1; affects speed, never the result.
-      elastic_batch: the batch size that stays constant when a run resumes with another number of replicas: "global",
+      elastic_batch: the batch size that stays constant when a run resumes with a different number of replicas: "global",
         so that the result does not change; or "replica": on N replicas instead of N0, batches have batch_size / N0 * N
         examples, and the learning rate is multiplied by N / N0.
 

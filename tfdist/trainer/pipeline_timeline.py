@@ -15,7 +15,7 @@ from tfdist.gradients import Bucketed, Sum
 from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedule import KINDS, Action, Schedule
-from tfdist.pipelining.schedule_catalog import endless_order, steady_state, steps_until_steady
+from tfdist.pipelining.schedule_catalog import order_without_flush, steady_state, steps_until_steady
 from tfdist.pipelining.timeline import Span, Timeline, simulate
 from tfdist.trainer.inspections import REPEATS, Inspection, PeriodicInspection, RunView, time_interleaved
 
@@ -76,7 +76,7 @@ def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> t
     compute = run_view.steps.timed_steps(run_view.batch_size, clock, count)
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)
     times = _measure_last_trial(lambda: compute(batch, number), strategy)
-    order = endless_order(strategy.schedule, count)
+    order = order_without_flush(strategy.schedule, count)
     rows = [row[len(row) - len(process_times) :] for row, process_times in zip(order.actions, times, strict=True)]
     measured_timeline = _timeline(dataclasses.replace(order, actions=tuple(rows)), times)
     prediction = expected_timeline(order, measured_timeline)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.waiting import read_line
-from tfdist.checkpoint.format import Checkpoint, TensorBlock, atomic_write, clean_partial, newest
+from tfdist.checkpoint.format import Checkpoint, TensorBlock, atomic_write, complete_checkpoints, remove_remnants
 from tfdist.checkpoint.format.entries import Index
 from tfdist.errors import CheckpointError, ExitCode, PeerLostError
 
@@ -125,7 +125,7 @@ def test_the_same_step_again_and_again_though_nothing_of_it_can_be_removed(tmp_p
     for value in range(4):
         Checkpoint.open(write(tmp_path, SMALL, values=value)).verify()
     assert Checkpoint.open(tmp_path / "step-000000120").values == 3
-    assert newest(tmp_path) == [tmp_path / "step-000000120"]
+    assert complete_checkpoints(tmp_path) == [tmp_path / "step-000000120"]
     read_by_somebody.clear()
     write(tmp_path, SMALL)
     assert names(tmp_path) == ["step-000000120"]
@@ -267,10 +267,12 @@ def test_a_process_that_is_killed_leaves_the_last_whole_one(number, last, tmp_pa
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert read_line(process.stdout) == "now\n"
         process.kill()
-    assert [path.name for path in newest(tmp_path)] == [f"step-00000000{step}" for step in range(last, 0, -1)]
-    checkpoint = Checkpoint.open(newest(tmp_path)[0])
+    assert [path.name for path in complete_checkpoints(tmp_path)] == [
+        f"step-00000000{step}" for step in range(last, 0, -1)
+    ]
+    checkpoint = Checkpoint.open(complete_checkpoints(tmp_path)[0])
     assert checkpoint.read("w").tolist() == [last] * (1 << 19)
     checkpoint.verify()
     assert len(names(tmp_path)) == 2
-    clean_partial(tmp_path)
+    remove_remnants(tmp_path)
     assert len(names(tmp_path)) == last

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.checkpoint.format import clean_partial, mark_damaged, newest
+from tfdist.checkpoint.format import complete_checkpoints, mark_damaged, remove_remnants
 from tfdist.checkpoint.format.directory import checkpoint_name, prune, publish
 
 
@@ -22,8 +22,8 @@ def test_the_newest_comes_first_and_others_do_not_come(tmp_path):
     make(tmp_path, "step-00000015x", "step-٠٠٠٠٠٠٠٠٠", "other")
     (tmp_path / checkpoint_name(500)).write_text("a file")
     (tmp_path / checkpoint_name(501)).symlink_to(tmp_path / checkpoint_name(120))
-    assert [path.name for path in newest(tmp_path)] == whole[::-1]
-    assert newest(tmp_path / "nowhere") == []
+    assert [path.name for path in complete_checkpoints(tmp_path)] == whole[::-1]
+    assert complete_checkpoints(tmp_path / "nowhere") == []
 
 
 def test_what_is_set_aside_is_not_found_and_never_lost(tmp_path):
@@ -31,7 +31,7 @@ def test_what_is_set_aside_is_not_found_and_never_lost(tmp_path):
     for _ in range(3):
         make(tmp_path, checkpoint_name(120))
         moved.append(mark_damaged(tmp_path / checkpoint_name(120)).name)
-        assert newest(tmp_path) == []
+        assert complete_checkpoints(tmp_path) == []
     assert moved == [f"step-000000120.damaged{more}" for more in ("", "-2", "-3")]
     assert names(tmp_path) == moved
 
@@ -39,15 +39,15 @@ def test_what_is_set_aside_is_not_found_and_never_lost(tmp_path):
 def test_what_killed_processes_left_is_removed(tmp_path):
     stays = [checkpoint_name(120), "step-000000100.damaged", "other", ".other.partial"]
     make(tmp_path, *stays, ".step-000000120.replaced", ".step-000000130.partial", ".step-000000110.pruned")
-    clean_partial(tmp_path)
+    remove_remnants(tmp_path)
     assert names(tmp_path) == sorted(stays)
-    clean_partial(tmp_path / "nowhere")
+    remove_remnants(tmp_path / "nowhere")
 
 
 def test_the_former_one_comes_back_if_the_new_one_did_not_get_its_name(tmp_path):
     make(tmp_path, ".step-000000120.replaced", text="former")
     make(tmp_path, ".step-000000120.partial", text="new")
-    clean_partial(tmp_path)
+    remove_remnants(tmp_path)
     assert names(tmp_path) == [checkpoint_name(120)]
     assert (tmp_path / checkpoint_name(120) / "file").read_text() == "former"
 

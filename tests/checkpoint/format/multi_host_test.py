@@ -16,8 +16,8 @@ from tfdist.checkpoint.format import (
     HostPlacement,
     TensorBlock,
     atomic_write,
+    complete_checkpoints,
     copy_holder,
-    newest,
     shard_bytes,
 )
 from tfdist.coordination import LocalGroup
@@ -115,7 +115,7 @@ def test_hosts_that_hold_other_bits_write_nothing(tmp_path, write, on_ranks):
     assert {type(error) for error in found} == {CheckpointError}
     assert "rank 0: w differs between rank 2 and rank 0, see --check_sync_every." in str(found[0])
     assert len({str(error) for error in found}) == 1
-    assert [newest(place(tmp_path, rank)) for rank in range(SIZE)] == [[]] * SIZE
+    assert [complete_checkpoints(place(tmp_path, rank)) for rank in range(SIZE)] == [[]] * SIZE
 
 
 @pytest.mark.parametrize("rank", [0, 3, 4])
@@ -137,7 +137,7 @@ def test_one_that_cannot_write_is_told_to_all(rank, tmp_path, write, on_ranks, m
 def test_only_the_newest_stay_on_every_host(tmp_path, write, on_ranks):
     for step in (10, 20, 30):
         written(tmp_path, write, on_ranks, step=step)
-    kept = {tuple(path.name for path in newest(place(tmp_path, rank))) for rank in range(SIZE)}
+    kept = {tuple(path.name for path in complete_checkpoints(place(tmp_path, rank))) for rank in range(SIZE)}
     assert kept == {("step-000000030", "step-000000020")}
 
 

@@ -9,10 +9,10 @@ from tfdist.checkpoint.format import (
     CorruptCheckpointError,
     TensorBlock,
     checkpoints_at,
+    complete_checkpoints,
     damaged_checkpoints,
     lock,
     mark_damaged,
-    newest,
 )
 from tfdist.errors import CheckpointError, InputError
 from tfdist.storage import path_of
@@ -54,7 +54,7 @@ def test_the_newest_stay_and_damaged_ones_are_set_aside(write, storage):
     with pytest.raises(CorruptCheckpointError, match=f"{shard}: the hash of w does not match"):
         Checkpoint.open(found[0]).verify()
     moved = mark_damaged(found[0])
-    assert newest(HOME) == [found[1]]
+    assert complete_checkpoints(HOME) == [found[1]]
     assert damaged_checkpoints(path_of(HOME)) == [moved] == [path_of(f"{HOME}/step-000000003.damaged")]
 
 

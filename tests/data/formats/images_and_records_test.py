@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_used_is_named(folder, tmp_path):
     assert load(f"images:{folder}/red(labels=False)").train.size == 12
     (folder / "yellow").mkdir()
     (folder / "yellow" / "notes.txt").write_text("none yet")
-    with pytest.raises(InputError, match="Received: .*yellow, which has no image"):
+    with pytest.raises(InputError, match="Received: .*yellow, which has no images"):
         load(f"images:{folder}")
 
 
@@ -160,7 +160,7 @@ def test_images_without_classes(folder):
     assert found.train.origins.names[:2] == ["blue/0.png", "blue/1.png"]
     for path in folder.rglob("*.png"):
         path.unlink()
-    with pytest.raises(InputError, match="must have images .*which has no image"):
+    with pytest.raises(InputError, match="must contain images .*which has no images"):
         load(f"images:{folder}(labels=False)")
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.end_to_end.chaos import stale_updates
 from tests.end_to_end.chaos.campaign import outcome, reference
 from tests.end_to_end.chaos.settings import SETTINGS, START, STEP, WRITE, plan
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 
 pytestmark = pytest.mark.processes
 
@@ -39,7 +39,7 @@ STALE_SEEDS = (10, 11)  # SIGKILL of a worker and SIGSTOP of another; a pause of
 
 def check_parts(run: pathlib.Path) -> None:
     """Asserts that sharded slots are written without gathering them: one part per device, by the process that holds it."""
-    tensors = Checkpoint.open(newest(run / "checkpoints")[0]).tensors
+    tensors = Checkpoint.open(complete_checkpoints(run / "checkpoints")[0]).tensors
     slots = [tensor for name, tensor in tensors.items() if "momentum" in name or "velocity" in name]
     spread = [tensor.parts for tensor in slots if math.prod(tensor.shape) >= 64]
     assert len(spread) >= 2

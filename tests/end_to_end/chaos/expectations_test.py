@@ -44,7 +44,7 @@ def test_whatever_is_not_the_same_is_named() -> None:
     one = Ending({"model/a": "0f", "optimizer/a": "1e"}, {"begun_at": 0}, [{"kind": "train", "loss": 0.5}], "")
     assert not differences(one, one)
     loss = float(np.nextafter(0.5, 1))
-    other = Ending({"model/a": "00"}, {"begun_at": 7}, [{"kind": "train", "loss": loss}], "Not proved: 1 problems")
+    other = Ending({"model/a": "00"}, {"begun_at": 7}, [{"kind": "train", "loss": loss}], "Not proved: 1 problem")
     found = differences(other, one)
     assert [text.partition(":")[0] for text in (found[0], found[1], found[2], found[4])] == [
         "tensor model/a",

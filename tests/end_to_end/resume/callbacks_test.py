@@ -9,7 +9,7 @@ import pytest
 
 import tfdist
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 
 STEPS = 40  # epochs of 5 steps; early stopping ends the run before
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "guides" / "checkpoints.md"
@@ -86,7 +86,7 @@ def test_a_run_ends_as_if_nobody_had_stopped_it(stopped_at, whole, mirrored2, tm
     assert trainer.step == steps
     assert known(own) == knew
     assert [w.tobytes() for w in trainer.model.get_weights()] == weights
-    end, wanted = newest(tmp_path)[0], newest(directory)[0]
+    end, wanted = complete_checkpoints(tmp_path)[0], complete_checkpoints(directory)[0]
     assert tensors(end) == tensors(wanted)
     assert Checkpoint.open(end).values == Checkpoint.open(wanted).values
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdist import ledger, train
-from tfdist.checkpoint.format import Checkpoint, lock, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints, lock
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
@@ -33,7 +33,7 @@ def whole(tmp_path_factory) -> pathlib.Path:
 
 
 def weights(path: pathlib.Path) -> dict[str, bytes]:
-    saved = Checkpoint.open(newest(path / "checkpoints")[0])
+    saved = Checkpoint.open(complete_checkpoints(path / "checkpoints")[0])
     return {name: saved.read(name).tobytes() for name in saved.tensors}
 
 
@@ -96,7 +96,7 @@ def test_what_is_launched_has_one_directory_though_another_size_has_another_stra
 def test_a_lower_rate_is_used(tmp_path):
     run(tmp_path / "run", steps=10, optimizer="sgd", learning_rate=0.1)
     run(tmp_path / "run", steps=20, optimizer="sgd", learning_rate=0.0)
-    first, second = newest(tmp_path / "run" / "checkpoints")[::-1]
+    first, second = complete_checkpoints(tmp_path / "run" / "checkpoints")[::-1]
     for name in Checkpoint.open(first).tensors:
         if name.startswith("model/"):
             np.testing.assert_array_equal(Checkpoint.open(first).read(name), Checkpoint.open(second).read(name))
@@ -129,7 +129,7 @@ def test_other_checkpoints_are_left_alone(whole, tmp_path):
     with open(tmp_path / "copy" / "checkpoints" / "step-000000050" / "manifest.json", "r+b") as file:
         file.truncate(10)
     run(tmp_path / "branch", steps=60, resume=str(tmp_path / "copy"))
-    assert len(newest(tmp_path / "copy" / "checkpoints")) == 3
+    assert len(complete_checkpoints(tmp_path / "copy" / "checkpoints")) == 3
     [start] = [json.loads(line) for line in (tmp_path / "branch" / "starts.jsonl").read_text().splitlines()]
     assert (start["step"], start["checkpoint"]) == (40, str(tmp_path / "copy" / "checkpoints" / "step-000000040"))
 

@@ -13,7 +13,7 @@ from tests.end_to_end.resume.exact_test import tensors
 from tests.selection import quick
 from tfdist import ledger
 from tfdist.checkpoint import in_memory
-from tfdist.checkpoint.format import newest
+from tfdist.checkpoint.format import complete_checkpoints
 from tfdist.cli import run as command
 from tfdist.cli.resume import Origin
 from tfdist.errors import InputError
@@ -56,7 +56,7 @@ def begun_at(path: pathlib.Path) -> list[int]:
 
 
 def commits_of(path: pathlib.Path) -> list[pathlib.Path]:
-    return newest(RunDirectory(path).read_starts()[-1]["commits"])
+    return complete_checkpoints(RunDirectory(path).read_starts()[-1]["commits"])
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -138,7 +138,7 @@ def test_without_checkpoints_there_is_a_proof_too(whole, memory, tmp_path, capsy
     path = tmp_path / "run"
     die(path, checkpoint_every="0")
     assert go_on(path, checkpoint_every="0") == [0, 35]
-    assert newest(path / "checkpoints") == []
+    assert complete_checkpoints(path / "checkpoints") == []
     assert ledger.main(str(path)) == 0
     assert "Proved: 50 steps, 2 attempts." in capsys.readouterr().out
     assert tensors(commits_of(path)[0]) == weights(whole)
@@ -266,7 +266,7 @@ def test_each_start_has_a_folder_and_takes_along_what_it_goes_on_from(whole, die
     die(path, at=38)
     [second] = memory.iterdir()
     assert first != second
-    assert [commit.name[-2:] for commit in newest(second)] == ["35"]
+    assert [commit.name[-2:] for commit in complete_checkpoints(second)] == ["35"]
     shutil.copytree(second, first)
     (first / "step-000000035").rename(first / "step-000000040")
     assert go_on(path) == [0, 35, 35]
@@ -283,7 +283,7 @@ def test_what_cannot_be_taken_along_stays_where_it_is(died, monkeypatch, whole):
     with monkeypatch.context() as patch:
         patch.setattr("os.link", refused)
         die(path, at=38)
-        assert sorted(len(newest(folder)) for folder in memory.iterdir()) == [0, 2]
+        assert sorted(len(complete_checkpoints(folder)) for folder in memory.iterdir()) == [0, 2]
     assert go_on(path) == [0, 35, 35]
     assert weights(path) == weights(whole)
     assert len(list(memory.iterdir())) == 1

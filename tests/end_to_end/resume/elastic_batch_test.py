@@ -1,4 +1,4 @@
-"""Runs that resume with another number of replicas and keep the batch per replica: steps, learning rate and examples."""
+"""Runs that resume with a different number of replicas and keep the batch per replica: steps, learning rate and examples."""
 
 import shutil
 
@@ -12,7 +12,7 @@ from tests.end_to_end.resume.command_test import run
 from tests.end_to_end.resume.exact_test import tensors
 from tests.selection import quick
 from tfdist import ledger
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 from tfdist.data import source
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
@@ -173,7 +173,7 @@ def test_a_stop_behind_the_change_changes_no_bit(strategies, tmp_path, caplog):
     go_on(strategies[2], tmp_path / "whole", 8)
     for steps in (5, 8):
         go_on(strategies[2], tmp_path / "parts", steps)
-    whole, parts = (newest(tmp_path / name)[0] for name in ("whole", "parts"))
+    whole, parts = (complete_checkpoints(tmp_path / name)[0] for name in ("whole", "parts"))
     assert tensors(whole) == tensors(parts)
     assert Checkpoint.open(whole).values == Checkpoint.open(parts).values
     assert "compression residuals" not in caplog.text, "without compression, nothing is kept"

@@ -10,7 +10,7 @@ import pytest
 
 from tests import processes
 from tfdist import train
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
@@ -73,7 +73,7 @@ def test_the_exported_model_is_that_of_the_best_step(ema, tmp_path, capsys):
     losses = {r["step"]: r["loss"] for r in RunDirectory(path).records() if r["kind"] == "eval"}
     best = min(losses, key=losses.__getitem__)
     assert best < 20
-    assert [int(p.name[-9:]) for p in newest(path / "checkpoints")] == [20, best]
+    assert [int(p.name[-9:]) for p in complete_checkpoints(path / "checkpoints")] == [20, best]
     assert equal(model_of(path), saved(path, best, "optimizer/", "average") if ema else saved(path, best, "model/"))
     out = capsys.readouterr().out.splitlines()
     exported = f"best val_loss {losses[best]:.4f} at step {best}, exported as model.keras; trained to step "
@@ -114,7 +114,7 @@ def test_a_run_is_overwritten(tmp_path):
     assert (path / "notes.txt").read_text() == "mine"
     assert equal(model_of(path), model_of(fresh))
     assert [start["step"] for start in RunDirectory(path).read_starts()] == [0]
-    names = [sorted(file.name for file in newest(each / "checkpoints")) for each in (path, fresh)]
+    names = [sorted(file.name for file in complete_checkpoints(each / "checkpoints")) for each in (path, fresh)]
     assert names[0] == names[1] == ["step-000000008", "step-000000016"]
     assert [r["step"] for r in RunDirectory(path).records()] == [r["step"] for r in RunDirectory(fresh).records()]
     assert "--overwrite=false\n" in (path / "flags.txt").read_text()
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_would_be_deleted_is_no_beginning(tmp_path):
     run(tmp_path / "run", checkpoint_every="10")
     with pytest.raises(InputError, match="cannot start from a checkpoint that it deletes"):
         run(tmp_path / "run", overwrite=True, resume=str(tmp_path / "run"))
-    assert len(newest(tmp_path / "run" / "checkpoints")) == 2
+    assert len(complete_checkpoints(tmp_path / "run" / "checkpoints")) == 2
 
 
 def test_callbacks_of_ones_own(own_code, tmp_path):
@@ -193,7 +193,7 @@ def test_a_longer_run_has_no_trace_of_that_evaluation(tmp_path):
     run(tmp_path / "run", steps=30, **flags)
     run(tmp_path / "whole", steps=30, **flags)
     assert evaluations(tmp_path / "run") == evaluations(tmp_path / "whole") == [8, 16, 24, 30]
-    one, whole = (newest(tmp_path / name / "checkpoints")[0] for name in ("run", "whole"))
+    one, whole = (complete_checkpoints(tmp_path / name / "checkpoints")[0] for name in ("run", "whole"))
     assert Checkpoint.open(one).values == Checkpoint.open(whole).values
     assert equal(saved(tmp_path / "run", 30), saved(tmp_path / "whole", 30))
 

@@ -13,7 +13,7 @@ import pytest
 import tfdist
 from tests.selection import quick
 from tfdist import models
-from tfdist.checkpoint.format import Checkpoint, CheckpointError, TensorBlock, newest, write_checkpoint
+from tfdist.checkpoint.format import Checkpoint, CheckpointError, TensorBlock, complete_checkpoints, write_checkpoint
 from tfdist.coordination import LocalGroup
 from tfdist.data import StreamPosition
 from tfdist.data.batch_schedule import BatchSchedule
@@ -116,13 +116,13 @@ FULL = ("plain", "randomk", "accumulation", "powersgd")
 def test_every_bit(name, uninterrupted, mirrored2, tmp_path, caplog):
     caplog.set_level(logging.INFO, "tfdist")
     directory, whole = uninterrupted(name)
-    averages = [tensor for tensor in tensors(newest(directory)[0]) if "average" in tensor]
+    averages = [tensor for tensor in tensors(complete_checkpoints(directory)[0]) if "average" in tensor]
     assert bool(averages) == ("ema" in OPTIONS[name])
     shutil.copytree(directory / "step-000000007", tmp_path / "step-000000007")  # as if stopped there
     trainer = make_trainer(mirrored2, **OPTIONS[name])
     assert trainer.resume(tmp_path) == SAVED_AT
     rest = fit(trainer, tmp_path)
-    end, wanted = newest(tmp_path)[0], newest(directory)[0]
+    end, wanted = complete_checkpoints(tmp_path)[0], complete_checkpoints(directory)[0]
     assert tensors(end) == tensors(wanted)
     assert Checkpoint.open(end).values == Checkpoint.open(wanted).values
     count = len(rest.records)
@@ -159,7 +159,7 @@ def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path, caplog):
     """Moving statistics are replaced by their mean; the sum of error feedback is preserved, and the run says so."""
     caplog.set_level(logging.INFO, "tfdist")
     fit(make_trainer(mirrored4, **FEEDBACK), tmp_path, steps=SAVED_AT)
-    saved = Checkpoint.open(newest(tmp_path)[0])
+    saved = Checkpoint.open(complete_checkpoints(tmp_path)[0])
     trainer = make_trainer(mirrored2, **FEEDBACK)
     trainer.resume(tmp_path)
     trainer.program.steps.loop(8)  # creates the state of its compression
@@ -194,7 +194,7 @@ def test_more_replicas_begin_with_nothing_unsent_and_say_so(single, mirrored2, t
 
 def test_layers_that_keras_numbers_otherwise_are_the_same(single, tmp_path):
     fit(make_trainer(single), tmp_path, steps=SAVED_AT)
-    saved = tensors(newest(tmp_path)[0])
+    saved = tensors(complete_checkpoints(tmp_path)[0])
     with single.scope():
         keras.layers.Dense(1), keras.optimizers.AdamW()
 
@@ -232,7 +232,7 @@ def test_another_model_or_optimizer_is_refused_and_nothing_is_changed(options, m
 
 def test_where_all_are_damaged_no_run_begins_anew(single, tmp_path):
     fit(make_trainer(single), tmp_path)
-    for path in newest(tmp_path):
+    for path in complete_checkpoints(tmp_path):
         (path / "shard-00000.safetensors").write_bytes(b"")
     trainer = make_trainer(single)
     with pytest.raises(CheckpointError, match="2 damaged"):
@@ -271,7 +271,7 @@ def test_values_of_another_kind_are_damage(values, after_a_step, tmp_path):
     """An untrusted checkpoint may have invalid values with valid hashes; nothing of it is restored."""
     trainer, directory = after_a_step
     shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
-    own = Checkpoint.open(newest(tmp_path)[0])
+    own = Checkpoint.open(complete_checkpoints(tmp_path)[0])
     parts = [TensorBlock.full(name, own.read(name)) for name in own.tensors]
     write_checkpoint(LocalGroup(), tmp_path, parts, step=2, seed=5, flags={}, values=own.values | values, keep=2)
     assert trainer.resume(tmp_path) == 1

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 from tfdist.collectives import RecordingCollectives
 
 RANDOM = np.random.default_rng(0)
@@ -53,12 +53,12 @@ def test_they_keep_their_bits_and_are_not_sent(mirrored3, monkeypatch):
 
 @pytest.mark.parametrize("restarts", [True, False], ids=["same names", "other names"])
 def test_they_are_restored(restarts, mirrored3, single, tmp_path):
-    """With another number of replicas, and if Keras gives the layers other numbers, too."""
+    """With a different number of replicas, and if Keras gives the layers other numbers, too."""
     keras.utils.clear_session(free_memory=False)
     checkpoints = tfdist.Checkpoints(directory=tmp_path, every="3")
     saved = make(mirrored3)
     saved.fit(X, Y, batch_size=6, steps=3, verbose=0, checkpoints=checkpoints)
-    there = Checkpoint.open(newest(tmp_path)[0])
+    there = Checkpoint.open(complete_checkpoints(tmp_path)[0])
     layer = saved.model.layers[1].layers[0]
     values = [there.read(f"model/{weight.path}") for weight in (layer.kernel, layer.bias)]
     assert [value.shape for value in values] == [(5, 5), (5,)]

@@ -11,7 +11,7 @@ from tests import processes
 from tests.end_to_end.resume.command_test import shown, weights
 from tfdist import ledger
 from tfdist import train as train_command
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 from tfdist.cli import flags as train_flags
 
 pytestmark = pytest.mark.processes
@@ -53,7 +53,7 @@ def train_alone(path: pathlib.Path, steps: int, *flags: str) -> None:
 
 def check_close(path: pathlib.Path, other: pathlib.Path) -> None:
     """Asserts that the newest checkpoints of two runs have the same variables, up to rounding in float32."""
-    one, two = (Checkpoint.open(newest(each / "checkpoints")[0]) for each in (path, other))
+    one, two = (Checkpoint.open(complete_checkpoints(each / "checkpoints")[0]) for each in (path, other))
     assert one.tensors.keys() == two.tensors.keys() and one.step == two.step
     for name in one.tensors:
         found, wanted = (np.asarray(each.read(name), np.float64) for each in (one, two))

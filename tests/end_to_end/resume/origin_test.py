@@ -72,7 +72,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(directory):
 @pytest.mark.parametrize("name", FIXED_FLAGS)
 def test_other_flags_than_the_run_s(name, directory):
     begun(directory, 5)
-    with pytest.raises(InputError, match=f"Received: --{name}=other, but .* is of a run with --{name}=its {name}"):
+    with pytest.raises(InputError, match=f"Received: --{name}=other, but .* belongs to a run with --{name}=its {name}"):
         origin("auto", directory, FLAGS | {name: "other"})
 
 

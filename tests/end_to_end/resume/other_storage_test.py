@@ -5,7 +5,7 @@ import keras
 from tests.end_to_end.resume.command_test import run
 from tests.storage.mangled import registered
 from tfdist import checkpoints, export, ledger
-from tfdist.checkpoint.format import newest
+from tfdist.checkpoint.format import complete_checkpoints
 from tfdist.export import ExportConfig
 from tfdist.reporting import RunDirectory
 from tfdist.storage import path_of
@@ -21,7 +21,7 @@ def test_a_run_is_saved_resumed_proved_and_exported(tmp_path, monkeypatch, capsy
     directory = RunDirectory(path_of(URL))
     assert [start["step"] for start in directory.read_starts()] == [0, 10]
     assert directory.read_starts()[1]["checkpoint"] == f"{URL}/checkpoints/step-000000010"
-    assert [path.name for path in newest(directory.checkpoints)] == ["step-000000020", "step-000000010"]
+    assert [path.name for path in complete_checkpoints(directory.checkpoints)] == ["step-000000020", "step-000000010"]
     assert {record["step"] for record in directory.records()} == {5, 10, 20}
     assert ledger.main(URL) == 0
     assert checkpoints.main(URL) == 0

@@ -17,7 +17,7 @@ from tests.end_to_end.chaos.striking import child_of_rank
 from tests.end_to_end.resume.command_test import shown, weights
 from tests.selection import quick
 from tfdist import ledger
-from tfdist.checkpoint.format import newest, step_of
+from tfdist.checkpoint.format import complete_checkpoints, step_of
 
 pytestmark = pytest.mark.processes
 
@@ -86,7 +86,7 @@ def test_one_that_is_preempted_saves_and_goes_on(schedule, step, steps, wholes, 
         [end] = job.wait(SECONDS)
     assert end.code == 75, end.output
     assert "all ranks ended with code 75 (preempted)." in end.output
-    assert step <= step_of(newest(tmp_path / "run" / "checkpoints")[0]) < steps
+    assert step <= step_of(complete_checkpoints(tmp_path / "run" / "checkpoints")[0]) < steps
     processes.finish(parts)
     check_is_whole(tmp_path / "run", wholes(schedule), schedule)
 

@@ -22,7 +22,7 @@ from tests.end_to_end.resume.sharing_test import Strategy
 from tests.waiting import DEADLINE
 from tfdist import checkpoints
 from tfdist.checkpoint import manager, replication, restore
-from tfdist.checkpoint.format import CheckpointError, lock, newest, step_of
+from tfdist.checkpoint.format import CheckpointError, complete_checkpoints, lock, step_of
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import InputError, Preempted
 
@@ -30,7 +30,7 @@ make_trainer = functools.partial(exact_test.make_trainer, make=small_model)
 
 
 def steps_of(directory) -> list[int]:
-    return [step_of(path) for path in newest(directory)]
+    return [step_of(path) for path in complete_checkpoints(directory)]
 
 
 class At(keras.callbacks.Callback):
@@ -101,7 +101,7 @@ def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(mirrored2, tmp_path, m
     assert resumed.resume(tmp_path / "parts") == stopped
     fit(exact_test.make_trainer(mirrored2), tmp_path / "whole", every=str(STEPS))
     fit(resumed, tmp_path / "parts", every=str(STEPS))
-    assert tensors(newest(tmp_path / "parts")[0]) == tensors(newest(tmp_path / "whole")[0])
+    assert tensors(complete_checkpoints(tmp_path / "parts")[0]) == tensors(complete_checkpoints(tmp_path / "whole")[0])
 
 
 def test_who_saves_nothing_leaves_signals_alone(single, tmp_path):
@@ -219,5 +219,5 @@ def test_what_another_process_alone_cannot_read_is_not_damaged(single, tmp_path,
     trainer = make_trainer(single)
     state = trainer.program.run_variables(trainer.train_state.callbacks)
     with pytest.raises(CheckpointError, match="on rank 1: it is missing. It is valid on rank 0"):
-        restore.restore(state, [str(path) for path in newest(tmp_path)], TwoRanks())
+        restore.restore(state, [str(path) for path in complete_checkpoints(tmp_path)], TwoRanks())
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]

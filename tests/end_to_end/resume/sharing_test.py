@@ -18,8 +18,8 @@ from tfdist.checkpoint.format import (
     Checkpoint,
     HostPlacement,
     TensorBlock,
+    complete_checkpoints,
     copy_holder,
-    newest,
     shard_bytes,
     write_checkpoint,
 )
@@ -171,7 +171,7 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
             )
         )
     assert found == [[]] * RANKS
-    assert [len(newest(host)) for host in hosts(tmp_path, "commits")] == [1, 0, 1]
+    assert [len(complete_checkpoints(host)) for host in hosts(tmp_path, "commits")] == [1, 0, 1]
     assert "Rank 1 cannot write the in-memory checkpoint step-000000030: " in caplog.text
 
 

@@ -12,7 +12,7 @@ import pytest
 import tfdist
 from tests.end_to_end.resume.exact_test import FEEDBACK, IMAGES, LABELS, STEPS, make_trainer, small_model, tensors
 from tests.end_to_end.resume.saving_test import At, heard, steps_of
-from tfdist.checkpoint.format import Checkpoint, atomic_write, newest
+from tfdist.checkpoint.format import Checkpoint, atomic_write, complete_checkpoints
 from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.errors import InputError, Preempted
 
@@ -45,15 +45,18 @@ def test_a_commit_has_the_bits_of_a_checkpoint_and_both_are_copied_once(mirrored
     parts = RunVariables.parts
     monkeypatch.setattr(RunVariables, "parts", lambda state, *given: copies.append(state) or parts(state, *given))
     saved = [tmp_path / "copy-10", tmp_path / "copy-5"]
-    look = At(11, lambda: [shutil.copytree(*each) for each in zip(newest(tmp_path / "memory"), saved, strict=True)])
+    look = At(
+        11,
+        lambda: [shutil.copytree(*each) for each in zip(complete_checkpoints(tmp_path / "memory"), saved, strict=True)],
+    )
     fit(make_trainer(mirrored2, **FEEDBACK), tmp_path, 11, [look], commit_every=5)
     assert len(copies) == 3  # of steps 5, 10 and 11
-    assert newest(tmp_path / "memory") == []
+    assert complete_checkpoints(tmp_path / "memory") == []
     monkeypatch.undo()
     other = tmp_path / "other"
     fit(make_trainer(mirrored2, **FEEDBACK), other, 11, every="0", commit_every=5)
     assert (steps_of(tmp_path / "disk"), steps_of(other / "memory")) == ([11, 10, 5], [10, 5])
-    assert tensors(newest(other / "memory")[0]) == tensors(newest(tmp_path / "disk")[1])
+    assert tensors(complete_checkpoints(other / "memory")[0]) == tensors(complete_checkpoints(tmp_path / "disk")[1])
 
 
 def test_what_cannot_be_written_is_one_warning_and_harms_none_before(single, tmp_path, monkeypatch, caplog):
@@ -68,7 +71,7 @@ def test_what_cannot_be_written_is_one_warning_and_harms_none_before(single, tmp
     with caplog.at_level(logging.WARNING):
         fit(small(single), tmp_path, 10, [At(3, lambda: full.append(1))], every="0", commit_every=1)
     assert steps_of(tmp_path / "memory") == [2, 1]
-    for path in newest(tmp_path / "memory"):
+    for path in complete_checkpoints(tmp_path / "memory"):
         Checkpoint.open(path).verify()
     [warning] = [record.getMessage() for record in caplog.records if "in-memory checkpoint" in record.getMessage()]
     assert (

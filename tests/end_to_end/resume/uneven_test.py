@@ -7,7 +7,7 @@ import pytest
 import tfdist
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
 from tests.selection import quick
-from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, complete_checkpoints
 from tfdist.trainer.train_state import ReplicaSpeeds
 
 STEPS = 30
@@ -30,7 +30,7 @@ def once(monkeypatch):
 
 
 def steps_saved(directory):
-    return {Checkpoint.open(path).step: path for path in newest(directory)}
+    return {Checkpoint.open(path).step: path for path in complete_checkpoints(directory)}
 
 
 @pytest.mark.parametrize("when", quick(["decided", "begun"], "decided"))
@@ -47,7 +47,7 @@ def test_every_bit_also_before_a_change(when, once, mirrored2, tmp_path):
         assert trainer.resume(directory) == step
         fit(trainer, directory)
         assert trainer.train_state.speeds.counts == [6, 2]
-        assert tensors(newest(directory)[0]) == tensors(whole[STEPS]), step
+        assert tensors(complete_checkpoints(directory)[0]) == tensors(whole[STEPS]), step
 
 
 @pytest.mark.full

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from tests.pipelining.schedules.arbitrary_schedules import computes_a_batch
 from tfdist.errors import InputError
 from tfdist.pipelining.schedule import BACKWARD, FORWARD, WEIGHT_GRADIENT, Schedule
-from tfdist.pipelining.schedule_catalog import endless_order, make_schedule, pipedream, steady_state, steps_until_steady
+from tfdist.pipelining.schedule_catalog import (
+    make_schedule,
+    order_without_flush,
+    pipedream,
+    steady_state,
+    steps_until_steady,
+)
 from tfdist.pipelining.timeline import Span, Timeline, simulate
 
 
@@ -72,7 +78,7 @@ def test_micro_batches_of_later_steps_are_live():
 @given(st.integers(1, 5), st.integers(1, 6))
 def test_equal_stages_are_never_idle(processes, micro_batches):
     schedule = make_schedule("pipedream", processes, micro_batches)
-    order = endless_order(schedule, steps_until_steady(schedule))
+    order = order_without_flush(schedule, steps_until_steady(schedule))
     found = steady_state(simulate(order, forward=1.0, backward=2.0), micro_batches)
     assert found.makespan == pytest.approx(3 * micro_batches)
     assert found.bubble == pytest.approx(0, abs=1e-9)
@@ -80,14 +86,14 @@ def test_equal_stages_are_never_idle(processes, micro_batches):
 
 def test_the_slowest_stage_is_never_idle():
     schedule = make_schedule("2bw", 3, 4)
-    order = endless_order(schedule, steps_until_steady(schedule))
+    order = order_without_flush(schedule, steps_until_steady(schedule))
     found = steady_state(simulate(order, forward=[1.0, 2.0, 1.0], backward=[2.0, 4.0, 2.0]), 4)
     assert found.busy_seconds == pytest.approx([12, 24, 12])
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 def test_the_order_without_an_end(processes, micro_batches, steps):
-    order = endless_order(make_schedule("pipedream", processes, micro_batches), steps)
+    order = order_without_flush(make_schedule("pipedream", processes, micro_batches), steps)
     count = steps * micro_batches
     for process, row in enumerate(order.actions):
         ahead = processes - 1 - process

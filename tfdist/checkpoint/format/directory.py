@@ -1,6 +1,6 @@
 """Manages the directory of a run's checkpoints: finds, publishes and removes checkpoints, and locks the directory.
 
-step-000000120            a complete checkpoint, renamed after it was durable
+step-000000120            a complete checkpoint, renamed once its files are durable
 .step-000000120.partial   a checkpoint that is being written
 .step-000000120.replaced  the previous checkpoint of the same step, until the new one has been renamed
 .step-000000120.pruned    an old checkpoint that is being removed
@@ -45,7 +45,7 @@ def partial_path(directory: StoragePath, step: int) -> StoragePath:
     return directory / f".{checkpoint_name(step)}.partial"
 
 
-def newest(directory: AnyPath) -> list[StoragePath]:
+def complete_checkpoints(directory: AnyPath) -> list[StoragePath]:
     """Returns the complete checkpoints by decreasing step; an empty list if the directory does not exist.
 
     They may be corrupted; `Checkpoint.open` and reading them detect this.
@@ -65,11 +65,11 @@ def checkpoints_at(path: AnyPath) -> list[StoragePath]:
     run_checkpoints = directory / "checkpoints"
     if _COMPLETE_NAME.fullmatch(directory.name) and not storage_of(run_checkpoints).exists(run_checkpoints):
         return [directory]
-    return newest(directory) or newest(run_checkpoints)
+    return complete_checkpoints(directory) or complete_checkpoints(run_checkpoints)
 
 
 def mark_damaged(path: AnyPath) -> StoragePath:
-    """Renames a damaged checkpoint, so that `newest` does not find it; returns its new path. Raises `OSError` on failure."""
+    """Renames a damaged checkpoint, so that `complete_checkpoints` does not find it; returns its new path. Raises `OSError`."""
     checkpoint = path_of(path)
     return _rename(checkpoint, f"{checkpoint.name}.damaged")
 
@@ -88,7 +88,7 @@ def damaged_checkpoints(*directories: StoragePath) -> list[StoragePath]:
     return sorted(path for home in directories for path, _ in _find_matches(home, _DAMAGED_NAME))
 
 
-def clean_partial(directory: AnyPath) -> None:
+def remove_remnants(directory: AnyPath) -> None:
     """Removes what killed processes left behind; no process may be writing to the directory.
 
     Logs a warning if a removal fails.
@@ -114,7 +114,7 @@ def make_partial(directory: StoragePath, step: int) -> StoragePath:
     """Creates an empty directory for writing a step's checkpoint, and removes what killed processes left behind."""
     storage = storage_of(directory)
     storage.make_directory(directory)
-    clean_partial(directory)
+    remove_remnants(directory)
     path = partial_path(directory, step)
     if storage.is_directory(path):  # an earlier partial checkpoint that could not be removed
         _rename(path, _pruned_name(directory / checkpoint_name(step)))
@@ -151,7 +151,7 @@ def prune(directory: StoragePath, keep: int, latest: StoragePath, keep_steps: Co
 
     Logs a warning if a checkpoint cannot be removed.
     """
-    for path in newest(directory)[keep:]:
+    for path in complete_checkpoints(directory)[keep:]:
         if path != latest and step_of(path) not in keep_steps:
             _discard(path, is_complete=True)
 
@@ -184,7 +184,7 @@ def _find_matches(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[
 
 
 class LockError(InputError):
-    """Raised if a directory cannot be locked for another reason than that another process has locked it."""
+    """Raised if a directory cannot be locked, for a reason other than a lock held by another process."""
 
 
 @contextlib.contextmanager
