@@ -166,9 +166,8 @@ def test_a_client_without_the_token_has_no_memory_or_time_of_others(service, mon
     monkeypatch.setattr(calls, "MAX_UNAUTHENTICATED", 3)
     clients = [socket.create_connection(split_address(service)) for _ in range(5)]
     assert Connection(service, "secret", "server 0").call("echo", {"a": 1}).values == {"a": 1}
-    assert [len(client.recv(33, socket.MSG_WAITALL)) for client in clients[:3]] == [
-        32
-    ] * 3  # a random number, and the end
+    # A random number, unless the connection was closed before, and the end.
+    assert {len(client.recv(33, socket.MSG_WAITALL)) for client in clients[:3]} <= {0, 32}
     process, size = psutil.Process(), psutil.Process().memory_info().rss
     with contextlib.suppress(OSError):
         clients[4].sendall(bytes(64 << 20))
