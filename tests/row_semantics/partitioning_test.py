@@ -132,8 +132,10 @@ def differences(program: list[programs.Instruction] | str, batches: Sequence[Bat
             expected, tolerance = alone[tensor.ref()], tolerances[tensor.ref()]
             results = [each.numpy() for each in replicas]
             are_equal = all(each.tobytes() == results[0].tobytes() for each in results)
-            with np.errstate(over="ignore"):
-                results += [np.sum([each.numpy() for each in share], 0)] if share else []
+            # Thirds of the largest number, which is the gradient of some functions at their ends, sum to infinity.
+            if share and not (np.abs(expected) == tensor.dtype.max).any():
+                with np.errstate(over="ignore"):
+                    results.append(np.sum([each.numpy() for each in share], 0))
             if not are_equal or not all(oracle.close(each, expected, tolerance, is_sum=True) for each in results):
                 values = [each.tolist() for each in results]
                 found.append(f"{tensor.name} of {parts}: {values}, not {expected.tolist()}")
