@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config.layouts import parse_grid, parse_layout
-from tfdist.config.pipeline import check_axis_model, check_without_flush
+from tfdist.config.pipeline import check_model_axis, check_without_flush
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
 from tfdist.distribution.sharded_optimizer import optimizer_shards
@@ -61,7 +61,7 @@ class Pipeline(HasStages):
         if communication != "auto":
             options["communication"] = communication
         if self.grid.devices > 1:
-            check_axis_model(shard=shard, schedule=pipeline_schedule)
+            check_model_axis(shard=shard, schedule=pipeline_schedule)
             prepare(self.grid.devices)
         if cluster.source in HOROVOD_LAUNCHERS or communication in _HOROVOD_LIBRARIES:
             if communication not in ("auto", *_HOROVOD_LIBRARIES):

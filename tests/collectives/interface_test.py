@@ -44,7 +44,7 @@ def test_all_reduce_of_scalars(strategy, run):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "int64"])
 def test_supported_dtypes_are_summed(strategy, run, dtype):
-    assert tf.as_dtype(dtype) in strategy.collectives.dtypes.reduces
+    assert tf.as_dtype(dtype) in strategy.collectives.dtypes.reducible
     for [total] in run(strategy, lambda c: c.all_reduce([tf.cast(mine(c, [1, 2, 3, 4]), dtype)], name="reduce")):
         assert total == sum(range(1, strategy.replicas + 1))
         assert tf.as_dtype(total.dtype) == tf.as_dtype(dtype)
@@ -53,7 +53,7 @@ def test_supported_dtypes_are_summed(strategy, run, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64"])
 def test_supported_dtypes_are_gathered(strategy, run, dtype):
     dtypes = strategy.collectives.dtypes
-    assert {tf.as_dtype(dtype), dtypes.packed} <= dtypes.gathers
+    assert {tf.as_dtype(dtype), dtypes.packed} <= dtypes.gatherable
     for [whole] in run(strategy, lambda c: c.all_gather([tf.cast(mine(c, OTHERS), dtype)], name="gather")):
         np.testing.assert_array_equal(whole, OTHERS[: strategy.replicas].reshape(-1).astype(dtype))
 

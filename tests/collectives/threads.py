@@ -73,7 +73,7 @@ class _Thread(Collectives):
         return [combine(tf.stack(each), axis=0) for each in zip(*everyone, strict=True)]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        assert {tensor.dtype for tensor in tensors} <= self.dtypes.gathers
+        assert {tensor.dtype for tensor in tensors} <= self.dtypes.gatherable
         everyone = self._meeting.exchange(name, self._rank, list(tensors))
         return [tf.concat(each, axis=0) for each in zip(*everyone, strict=True)]
 
@@ -87,7 +87,7 @@ def run(
 ) -> list[Any]:
     """Returns the results of a function of each replica's collectives, called in a thread of each; see `SupportedDtypes`."""
     meeting = _Meeting(replicas)
-    dtypes = SupportedDtypes(OneReplica.dtypes.reduces, OneReplica.dtypes.gathers, packed, native_all_to_all)
+    dtypes = SupportedDtypes(OneReplica.dtypes.reducible, OneReplica.dtypes.gatherable, packed, native_all_to_all)
 
     def one(rank: int) -> Any:
         try:

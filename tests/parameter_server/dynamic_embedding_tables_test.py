@@ -29,7 +29,7 @@ OPTIMIZERS = {
 }
 
 
-def form(admit_after=1, evict_after=0, initializer=INITIAL):
+def table_spec(admit_after=1, evict_after=0, initializer=INITIAL):
     return TableSpec("item/embeddings", (1, WIDTH), "float64", initializer, (admit_after, evict_after))
 
 
@@ -75,8 +75,8 @@ def defined(workers, optimizer, *rule):
     for worker in workers:
         worker.place([("table", 24), ("bias", BIAS.nbytes)], [], [0], [0])
     forms = {0: ("item/embeddings", None, False), 1: ("dense/bias", None, False)}
-    workers[0].define({1: BIAS}, [], forms, {0: form(*rule)}, **options_of(optimizer))
-    return RemoteKeyedTable(0, KeyedRows(form(*rule)), workers[0], is_chief=True)
+    workers[0].define({1: BIAS}, [], forms, {0: table_spec(*rule)}, **options_of(optimizer))
+    return RemoteKeyedTable(0, KeyedRows(table_spec(*rule)), workers[0], is_chief=True)
 
 
 def train(workers, updates, tickets):
@@ -139,7 +139,7 @@ def test_rows_slots_and_counts_move_to_another_number_of_servers(before, after):
 
 
 def test_memory_is_that_of_the_keys_in_use():
-    table = KeyedRows(form(1, 4))
+    table = KeyedRows(table_spec(1, 4))
     table.set_slots([keras.Variable(np.full((1, WIDTH), 0.5))])
     for update in range(200):
         keys = np.array([-1, *range(10 * update, 10 * update + 10)])

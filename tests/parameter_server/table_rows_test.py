@@ -33,8 +33,8 @@ def test_servers_draw_the_rows_of_one_device(servers, dtype, monkeypatch):
         layer.build()
     [variable] = layer.weights
     initializer = keras_internals.rows_initializer(variable)
-    form = TableSpec("embedding/embeddings", (50, 5), dtype, initializer)
+    spec = TableSpec("embedding/embeddings", (50, 5), dtype, initializer)
     expected = keras_internals.initial_value(variable).numpy()
     assert len(list(blocks((50, 5), dtype))) > 1
     for server in range(servers):
-        np.testing.assert_array_equal(TableRows(form, server, servers).variable.numpy(), expected[server::servers])
+        np.testing.assert_array_equal(TableRows(spec, server, servers).variable.numpy(), expected[server::servers])

@@ -70,3 +70,5 @@ def test_a_function_must_return_its_speed():
 def test_wrong_arguments():
     with pytest.raises(InputError, match="batch_size must be an integer from 1 to max. Received: 8, with max=4"):
         tfdist.find_batch_size(allocate, 8, max=4)
+    with pytest.raises(InputError, match=r'^launcher must be known. Received: "mpi"'):
+        tfdist.find_batch_size(allocate, 8, max=8, launcher="mpi")

@@ -102,9 +102,16 @@ def test_weights_are_restored_when_a_search_fails(single):
     assert state(trainer) == before
 
 
-def test_a_batch_needs_a_row_for_each_replica(mirrored2):
-    with pytest.raises(InputError, match="batch_size must be at least"):
-        tfdist.find_learning_rate(make_trainer(mirrored2), (IMAGES, LABELS), **(SEARCH | {"batch_size": 1}))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min": 1.0, "max": 0.1}, "min must be less than max. Received: min=1, max=0.1"),
+        ({"batch_size": 1}, "batch_size must be at least"),
+    ],
+)
+def test_wrong_arguments(options, message, mirrored2):
+    with pytest.raises(InputError, match=message):
+        tfdist.find_learning_rate(make_trainer(mirrored2), (IMAGES, LABELS), **(SEARCH | options))
 
 
 def test_data_must_be_readable_again(single):

@@ -110,7 +110,7 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *groups: str) -> li
         return {}
 
     def dtypes() -> dict[str, tf.Tensor]:
-        carried = [dtype for dtype in DTYPES if tf.as_dtype(dtype) in c.dtypes.sends]
+        carried = [dtype for dtype in DTYPES if tf.as_dtype(dtype) in c.dtypes.sendable]
         if rank == 0:
             c.send([tf.cast(tf.range(5), dtype) for dtype in carried], 1, tag="dtypes")
         elif rank == 1:

@@ -21,9 +21,7 @@ class ProcessContext(NamedTuple):
 
     environment: Mapping[str, str]  # environment variables, some of them replaced by flags
     cluster: Cluster  # the position of this process in the job
-    strategy_choice: StrategyChoice | None = (
-        None  # the chosen strategy and the reason; None if the choice requires TensorFlow
-    )
+    strategy_choice: StrategyChoice | None = None  # with the reason; None if the choice requires TensorFlow
 
 
 def detect_context(config: Any, environment: Mapping[str, str] = os.environ) -> ProcessContext:

@@ -65,8 +65,7 @@ def define_flag(
         absl_flags.DEFINE(TextParser(choices), name, default, help_text, serializer=serializer, **options)
 
 
-def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = TrainConfig) -> Config:  # type: ignore[assignment]
-    # a TypeVar's default
+def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = TrainConfig) -> Config:  # type: ignore[assignment]  # a TypeVar's default
     """Returns the configuration of parsed flags, or raises its `InputError`."""
     fields = dataclasses.fields(config_type)  # type: ignore[arg-type]  # a dataclass
     values: dict[str, Any] = {field.name: flag_values[field.name].value for field in fields}

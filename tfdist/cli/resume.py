@@ -53,8 +53,7 @@ def origin(
 
     Raises:
       InputError: there is no checkpoint to resume from although one was requested, the checkpoint belongs to another run, or
-      the
-        directory contains other files.
+        the directory contains other files.
     """
     is_overwritten = overwrites(directory, flags, job_name)
     is_own_run = not is_overwritten and _is_own_run(resume, directory, job_name)
@@ -172,11 +171,8 @@ def belongs_to_run(path: StoragePath, directory: RunDirectory) -> bool:
 def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None) -> list[StoragePath]:
     """Returns the in-memory checkpoints of the last attempt, and the one from which it resumed."""
     folder = commit_folder(directory, commit_dir)
-    commits = (
-        [p for p in complete_checkpoints(folder) if complete_commits is None or p.name in complete_commits]
-        if folder
-        else []
-    )
+    paths = complete_checkpoints(folder) if folder else []
+    commits = [path for path in paths if complete_commits is None or path.name in complete_commits]
     resumed_from = path_of(_starts(directory)[-1].get("checkpoint", ""))
     is_commit = in_memory.belongs_to(resumed_from.parent, directory.path)
     is_missing = is_commit and resumed_from not in commits and storage_of(resumed_from).is_directory(resumed_from)

@@ -282,7 +282,7 @@ class TunedCollectives(ForwardingCollectives):
         return [results[i] for i in range(len(tensors))]
 
     def _is_supported(self, tensor: tf.Tensor, op: Op) -> bool:
-        dtypes = self.dtypes.reduces & self.dtypes.gathers
+        dtypes = self.dtypes.reducible & self.dtypes.gatherable
         is_supported = tensor.dtype.is_floating and tensor.dtype in dtypes and op != "max"
         return is_supported and tensor.shape.is_fully_defined() and not tf.executing_eagerly()
 

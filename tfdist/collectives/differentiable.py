@@ -29,7 +29,7 @@ class OneReplica(Collectives):
 
     size = 1
     rank = 0
-    dtypes = SupportedDtypes(reduces=_ALL_DTYPES, gathers=_ALL_DTYPES, packed=tf.uint8)
+    dtypes = SupportedDtypes(reducible=_ALL_DTYPES, gatherable=_ALL_DTYPES, packed=tf.uint8)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         return list(tensors)

@@ -29,8 +29,8 @@ class HorovodCollectives(Collectives):
     _floats = frozenset([tf.float16, tf.float32, tf.float64])
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
     dtypes = SupportedDtypes(
-        reduces=_floats | {tf.int32, tf.int64},
-        gathers=_floats | _integers | {tf.bool},
+        reducible=_floats | {tf.int32, tf.int64},
+        gatherable=_floats | _integers | {tf.bool},
         packed=tf.uint8,
         native_all_to_all=True,
     )

@@ -21,23 +21,23 @@ class SupportedDtypes:
     """The dtypes that an engine supports; packed bytes are bitcast to one of them.
 
     Attributes:
-      reduces: dtypes that can be summed.
-      gathers: dtypes that can be gathered, exchanged and broadcast; int32 is one of them on every engine.
+      reducible: dtypes that can be summed.
+      gatherable: dtypes that can be gathered, exchanged and broadcast; int32 is one of them on every engine.
       packed: dtype to which packed bytes are bitcast before they are gathered.
-      only_sends: dtypes that can be sent in messages between two ranks, but not gathered.
+      send_only: dtypes that can be sent in messages between two ranks, but not gathered.
       native_all_to_all: whether the engine has a native all-to-all, which costs less than the default all-gather.
     """
 
-    reduces: frozenset[tf.DType]
-    gathers: frozenset[tf.DType]
+    reducible: frozenset[tf.DType]
+    gatherable: frozenset[tf.DType]
     packed: tf.DType
     native_all_to_all: bool = False
-    only_sends: frozenset[tf.DType] = frozenset()
+    send_only: frozenset[tf.DType] = frozenset()
 
     @property
-    def sends(self) -> frozenset[tf.DType]:
+    def sendable(self) -> frozenset[tf.DType]:
         """Dtypes of messages between two ranks."""
-        return self.gathers | self.only_sends
+        return self.gatherable | self.send_only
 
 
 class Collectives(abc.ABC):
@@ -108,7 +108,7 @@ class Collectives(abc.ABC):
         both ranks must exchange the message in the same iteration.
 
         Args:
-          tensors: tensors of static shapes, of dtypes in `dtypes.sends`.
+          tensors: tensors of static shapes, of dtypes in `dtypes.sendable`.
           to: rank of the receiver.
           tag: name of the message, unique in a step for each pair of sender and receiver.
 
@@ -177,7 +177,7 @@ class Collectives(abc.ABC):
         """Combines each tensor elementwise over the replicas.
 
         Args:
-          tensors: tensors of any shapes, equal on every replica, of dtypes in `dtypes.reduces`.
+          tensors: tensors of any shapes, equal on every replica, of dtypes in `dtypes.reducible`.
           op: "sum", "mean" or "max".
           name: name of the call, the same on every replica.
 
@@ -192,7 +192,7 @@ class Collectives(abc.ABC):
         First dims may differ between replicas and may be 0. Cost: n (N - 1) sent.
 
         Args:
-          tensors: tensors of rank 1 or more, of dtypes in `dtypes.gathers`; their other dims are equal on every replica.
+          tensors: tensors of rank 1 or more, of dtypes in `dtypes.gatherable`; their other dims are equal on every replica.
           name: name of the call, the same on every replica.
         """
 
@@ -221,7 +221,7 @@ class Collectives(abc.ABC):
         implementation sends each part only to its receiver: at most n.
 
         Args:
-          tensors: tensors of rank 1 or more, of dtypes in `dtypes.gathers`; their other dims are equal on every replica.
+          tensors: tensors of rank 1 or more, of dtypes in `dtypes.gatherable`; their other dims are equal on every replica.
           name: name of the call, the same on every replica.
           splits: number of rows of each tensor for replica 0, 1, ...: int32, [N], each at least 0, with a sum equal to
             the first dim of every tensor. They may differ between replicas. None means N equal parts, of the same size on
@@ -305,7 +305,7 @@ CARRIERS = dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.i
 
 def to_transferable(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
     """Casts a tensor to a dtype that the engine can gather and broadcast; casting back is exact."""
-    if tensor.dtype in collectives.dtypes.gathers:
+    if tensor.dtype in collectives.dtypes.gatherable:
         return tensor
     return tf.cast(tensor, CARRIERS.get(tensor.dtype, tensor.dtype))
 

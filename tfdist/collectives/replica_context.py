@@ -35,10 +35,10 @@ class ReplicaContextCollectives(Collectives):
     """
 
     dtypes = SupportedDtypes(
-        reduces=frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64]),
-        gathers=frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64]),
+        reducible=frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64]),
+        gatherable=frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64]),
         packed=tf.int32,
-        only_sends=frozenset([tf.bool]),
+        send_only=frozenset([tf.bool]),
     )
 
     def __init__(

@@ -155,31 +155,31 @@ def check_pipeline(config: Any) -> None:
     check_without_flush(config.pipeline_schedule, **flags)
     if config.layout == AUTO:
         raise InputError(
-            "--layout=auto is for --strategy=mesh: for a pipeline, name the dims that the axis model shards, for example "
+            "--layout=auto is for --strategy=mesh: for a pipeline, name the dims that the model axis shards, for example "
             "--layout=heads:model;ffn:model. Received: --layout=auto --strategy=pipeline."
         )
     mesh = config.parsed.mesh_shape or Mesh({})  # as many stages as processes
     check_axes(mesh, config.layout)
     if mesh.axes.get("model", 1) > 1:
-        check_axis_model(shard=config.shard, schedule=config.pipeline_schedule)
+        check_model_axis(shard=config.shard, schedule=config.pipeline_schedule)
         if getattr(config, "batch_norm", "local") == "synchronized" and mesh.axes.get("data", 1) > 1:
             raise InputError(
                 "A layer that is sharded over the mesh axis `model` cannot communicate with other replicas: use "
-                f"--batch_norm=local, or leave out the axis model or data. Received: --batch_norm=synchronized "
+                "--batch_norm=local, or leave out the model or data axis. Received: --batch_norm=synchronized "
                 f"--mesh_shape={mesh}."
             )
 
 
-def check_axis_model(shard: str = "none", schedule: str = DEFAULT_SCHEDULE) -> None:
-    """Raises `InputError` for options that a pipeline with an axis model does not support."""
+def check_model_axis(shard: str = "none", schedule: str = DEFAULT_SCHEDULE) -> None:
+    """Raises `InputError` for options that a pipeline with a model axis does not support."""
     if isinstance(parse_pipeline_schedule(schedule), NO_FLUSH_SCHEDULES):
         raise InputError(
-            "Older weights are not kept with an axis model in a pipeline: use another --pipeline_schedule, such as 1f1b. "
+            "Older weights are not kept in a pipeline with a model axis: use another --pipeline_schedule, such as 1f1b. "
             f"Received: --pipeline_schedule={schedule}."
         )
     if shard != "none":
         raise InputError(
-            "The optimizer's state is not sharded over replicas with an axis model in a pipeline: leave out --shard. Received: "
+            "The optimizer's state is not sharded over replicas in a pipeline with a model axis: leave out --shard. Received: "
             f"--shard={shard}."
         )
 

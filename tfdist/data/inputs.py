@@ -207,10 +207,7 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
 
 
 def _begin_epoch(data: keras.utils.PyDataset, epoch: int) -> np.int64:
-    """Calls the hooks of all epochs up to `epoch`, including epochs that a resumed run skips; once for a repeated epoch.
-
-    Returns 0, on which the order of the batches depends, so that the hooks are called first.
-    """
+    """Calls the hooks of all epochs up to `epoch`, including epochs that a resumed run skips; once for a repeated epoch."""
     last_epoch = _last_epochs.get(data, -1)
     for _ in range(max(epoch - last_epoch, 1)):
         if data in _last_epochs:

@@ -224,7 +224,7 @@ def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
     if not _has_static_rows(slices):
         return False
     sparse, dense = _bytes(slices)
-    return slices.dtype in collectives.dtypes.gathers and sparse * collectives.size < 2 * dense
+    return slices.dtype in collectives.dtypes.gatherable and sparse * collectives.size < 2 * dense
 
 
 def _has_static_rows(slices: tf.IndexedSlices) -> bool:

@@ -126,7 +126,7 @@ def to_supported_dtype(engine: Engine, tensor: tf.Tensor, operation: str) -> tf.
       InvalidArgumentError: there is no such dtype.
     """
     result = to_transferable(tensor, engine.collectives)
-    if result.dtype not in engine.collectives.dtypes.gathers:
+    if result.dtype not in engine.collectives.dtypes.gatherable:
         raise InvalidArgumentError(
             f"{operation} needs a tensor of a supported dtype. Received: {tensor.dtype.name}. Cast it to another dtype."
         )

@@ -145,7 +145,7 @@ class GradientSums:
     ) -> list[tf.Tensor]:
         if not tensors:
             return []
-        dtypes = [x.dtype if x.dtype in collectives.dtypes.reduces else tf.float32 for x in tensors]
+        dtypes = [x.dtype if x.dtype in collectives.dtypes.reducible else tf.float32 for x in tensors]
         inputs = [tf.cast(x, dtype) for x, dtype in zip(tensors, dtypes, strict=True)]
         specs = [tf.TensorSpec(x.shape, x.dtype, name) for x, name in zip(inputs, names, strict=True)]
         reducer = reducer_of(self.options.compression, specs)

@@ -33,7 +33,7 @@ class HorovodEngine(Engine):
     because it stays a member even if Horovod then fails. `options` are arguments of Horovod's `init`.
     """
 
-    reducible_dtypes = HorovodCollectives.dtypes.reduces | {tf.uint8, tf.int8}
+    reducible_dtypes = HorovodCollectives.dtypes.reducible | {tf.uint8, tf.int8}
 
     def __init__(self, group: Group | None, on_join: Callable[[Group], None] = lambda group: None, **options: Any):
         self.is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"

@@ -46,7 +46,7 @@ class TensorFlowEngine(Engine):
         self.rank, self.size = cluster.rank, cluster.size
         self.local_rank, self.local_size = cluster.local_rank, cluster.local_size
         self.cross_rank, self.cross_size = cluster.rank // cluster.local_size, -(-cluster.size // cluster.local_size)
-        self.reducible_dtypes = self.collectives.dtypes.reduces
+        self.reducible_dtypes = self.collectives.dtypes.reducible
         global_process_set.set_ranks(self.rank, self.size)
 
     def collectives_of(self, process_set: Any) -> Collectives:

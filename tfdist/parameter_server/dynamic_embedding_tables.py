@@ -132,16 +132,16 @@ class KeyedRows(TableRows, KeyedTable):
       index: hash table of the positions of keys.
     """
 
-    def __init__(self, form: TableSpec, variable: keras.Variable | None = None):
+    def __init__(self, spec: TableSpec, variable: keras.Variable | None = None):
         """Creates an empty table of the shape [1, width], whose initializer is a result of `rows_initializer`.
 
         `variable` is the variable that the optimizer updates; by default a new one.
         """
-        assert form.rule and form.initializer
-        no_row = tf.zeros(form.shape, form.dtype)
-        self.variable = keras_internals.variable_at(form.path, no_row) if variable is None else variable
+        assert spec.rule and spec.initializer
+        no_row = tf.zeros(spec.shape, spec.dtype)
+        self.variable = keras_internals.variable_at(spec.path, no_row) if variable is None else variable
         self.shape, self.dtype = no_row.shape, no_row.dtype
-        self._initializer, (self._admit_after, self._evict_after) = form.initializer, form.rule
+        self._initializer, (self._admit_after, self._evict_after) = spec.initializer, spec.rule
         self._updated_variables, self._buffers = [], []
         self.tables = [growing_variable(no_row)]
         self.index = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)

@@ -181,7 +181,7 @@ class EmbeddingTables:
     Attributes:
       numbers: indices of the tables among the trained variables.
       keyed: indices of the tables with a row per key.
-      forms: descriptions from which servers create the tables, by index, in order.
+      specs: of the tables that servers create, by index, in order.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class EmbeddingTables:
         self._variables: dict[int, keras.Variable] = {}
         self._tables: dict[int, Any] = {}  # `RemoteTable` or `KeyedTable`
         self._initial: dict[int, Any] = {}
-        self.forms: dict[int, TableSpec] = {}
+        self.specs: dict[int, TableSpec] = {}
         for layer in keras_internals.embeddings_without_copy(model, RemoteTable):
             variable = keras_internals.kernel_of(layer)
             if servers and id(variable) in order:
@@ -210,7 +210,7 @@ class EmbeddingTables:
             if layer.trainable:
                 self._add_keyed_table(order[id(layer.embeddings)], layer, servers)
         self.keyed = frozenset(n for n, table in self._tables.items() if isinstance(table, KeyedTable))
-        self.forms = dict(sorted(self.forms.items()))
+        self.specs = dict(sorted(self.specs.items()))
         self.numbers = sorted(self._variables)
         if self.numbers:
             _check_updates_rows(model.optimizer)
@@ -227,14 +227,14 @@ class EmbeddingTables:
         initializer = None if value else keras_internals.rows_initializer(variable)
         if initializer is None and is_chief:
             self._initial[number] = np.asarray(value or keras_internals.initial_value(variable))
-        self.forms[number] = TableSpec(variable.path, tuple(variable.shape), variable.dtype, initializer)
+        self.specs[number] = TableSpec(variable.path, tuple(variable.shape), variable.dtype, initializer)
         self._variables[number] = variable
         self._tables[number] = table = RemoteTable(f"weight/{number}", variable, servers, is_chief=is_chief)
         keras_internals.set_tf_variable(variable, table)
         keras_internals.set_lookup(layer, functools.partial(self._lookup, number, layer))
 
     def _add_keyed_table(self, number: int, layer: Any, servers: Servers | None) -> None:
-        self.forms[number] = layer.table_spec()
+        self.specs[number] = layer.table_spec()
         self._variables[number], table = layer.embeddings, layer.table
         if servers:
             if not isinstance(table, RemoteKeyedTable):  # the table may have been loaded from a file

@@ -133,7 +133,7 @@ class RemoteVariables(OptimizerShards):
             {number: _array(weights[number]) for number in weights.keys() - self.tables.numbers},
             [_array(variable) for variable in self.states],
             {number: form(variable) for number, variable in weights.items()},
-            self.tables.forms,
+            self.tables.specs,
             lazy=self.sparse_updates == LAZY,
             optimizer=keras.saving.serialize_keras_object(optimizer),
             floatx=keras.config.floatx(),

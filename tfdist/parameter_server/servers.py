@@ -383,7 +383,7 @@ class WorkerCollectives(Collectives):
     Cost: each worker sends n bytes and receives n N bytes, in one round trip.
     """
 
-    dtypes = SupportedDtypes(reduces=_DTYPES, gathers=_DTYPES, packed=tf.int32)
+    dtypes = SupportedDtypes(reducible=_DTYPES, gatherable=_DTYPES, packed=tf.int32)
 
     def __init__(self, servers: Servers):
         self._servers = servers

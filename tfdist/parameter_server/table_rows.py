@@ -99,17 +99,17 @@ class TableRows:
       pull_counts: number of pulls of each row.
     """
 
-    def __init__(self, form: TableSpec, server: int, servers: int):
+    def __init__(self, spec: TableSpec, server: int, servers: int):
         """Creates the rows with their initial values, without a second copy of them."""
-        rows, width = count_rows(form.shape[0], server, servers), form.shape[1]
-        self.variable = keras_internals.variable_at(form.path, tf.zeros([rows, width], form.dtype))
+        rows, width = count_rows(spec.shape[0], server, servers), spec.shape[1]
+        self.variable = keras_internals.variable_at(spec.path, tf.zeros([rows, width], spec.dtype))
         self.tables = [keras_internals.value_of(self.variable)]
         self._updated_variables: list[keras.Variable] = []
         self._buffers: list[tf.Variable] = []
         self.pull_counts = np.zeros([rows], np.int32)
-        for begin, end in blocks(form.shape, form.dtype) if form.initializer else ():
+        for begin, end in blocks(spec.shape, spec.dtype) if spec.initializer else ():
             first = -(-(begin - server) // servers)  # index on this server of its first row in the block
-            block_rows = keras_internals.initial_rows(form.initializer or {}, form.shape, form.dtype, begin, end)
+            block_rows = keras_internals.initial_rows(spec.initializer or {}, spec.shape, spec.dtype, begin, end)
             local_rows = block_rows[first * servers + server - begin :: servers]
             # An assignment to a slice would copy all rows.
             self.tables[0].scatter_update(tf.IndexedSlices(local_rows, np.arange(first, first + len(local_rows))))

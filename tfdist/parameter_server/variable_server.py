@@ -79,11 +79,11 @@ class VariableServer:
         keras.config.set_epsilon(values["epsilon"])
         with _define_lock, self._changed:
             self._number, weights = values["server"], values["weights"]
-            forms = [TableSpec(*form) for form in values["tables"]]
+            specs = [TableSpec(*spec) for spec in values["tables"]]
             self._tables = [
-                KeyedRows(form) if form.rule else TableRows(form, self._number, values["servers"]) for form in forms
+                KeyedRows(spec) if spec.rule else TableRows(spec, self._number, values["servers"]) for spec in specs
             ]
-            self._numbers, dense = [number for number, *_ in weights], weights[: len(weights) - len(forms)]
+            self._numbers, dense = [number for number, *_ in weights], weights[: len(weights) - len(specs)]
             self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in dense]
             self._weights += [table.variable for table in self._tables]
             try:

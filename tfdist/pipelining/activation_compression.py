@@ -100,7 +100,7 @@ METHODS: Mapping[str, Callable[[], ActivationCompression]] = {
 }
 
 
-_WIRE_DTYPES = {2: tf.float16, 4: tf.int32, 8: tf.int64}  # by element size in bytes; every engine supports them
+_SENDABLE_DTYPES = {2: tf.float16, 4: tf.int32, 8: tf.int64}  # by element size in bytes; every engine supports them
 
 
 class Link(NamedTuple):
@@ -141,7 +141,7 @@ def _sendable_spec(spec: tf.TensorSpec, dtypes: SupportedDtypes) -> tf.TensorSpe
 
 
 def _sendable_dtype(dtype: tf.DType, dtypes: SupportedDtypes) -> tf.DType:
-    return dtype if dtype in dtypes.sends else _WIRE_DTYPES.get(dtype.size, tf.int32)
+    return dtype if dtype in dtypes.sendable else _SENDABLE_DTYPES.get(dtype.size, tf.int32)
 
 
 def _reinterpret(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -55,7 +55,7 @@ OPERATIONS: Mapping[str, Operation] = {
 def check_dtype(collectives: Collectives, names: Sequence[str], dtype: tf.DType) -> None:
     """Raises `InputError` if the engine does not support a dtype in one of the operations."""
     for name in names:
-        dtypes = collectives.dtypes.reduces if OPERATIONS[name].reduces else collectives.dtypes.gathers
+        dtypes = collectives.dtypes.reducible if OPERATIONS[name].reduces else collectives.dtypes.gatherable
         if name != "barrier" and dtype not in dtypes:
             supported = ", ".join(sorted(supported_dtype.name for supported_dtype in dtypes))
             raise InputError(

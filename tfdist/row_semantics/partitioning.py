@@ -355,7 +355,7 @@ class PartitionedProgram:
         return tf.cast(tf.ensure_shape(sign * extreme, local.shape), local.dtype)
 
     def _gather(self, rows: tf.Tensor, axis: int) -> tf.Tensor:
-        if to_transferable(rows, self._collectives).dtype not in self._collectives.dtypes.gathers:
+        if to_transferable(rows, self._collectives).dtype not in self._collectives.dtypes.gatherable:
             raise NotPartitionedError(f"rows of {rows.dtype.name}")
         if rows.shape.rank is None:
             raise NotPartitionedError("rows of an unknown rank")

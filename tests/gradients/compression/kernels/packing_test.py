@@ -10,7 +10,8 @@ from tfdist.gradients.compression.reducers import Packing
 
 DTYPES = [tf.uint8, tf.int8, tf.float16, tf.bfloat16, tf.int32, tf.float32, tf.int64, tf.float64]
 SUPPORTED_DTYPES = [
-    SupportedDtypes(OneReplica.dtypes.reduces, OneReplica.dtypes.gathers, packed) for packed in (tf.uint8, tf.int32)
+    SupportedDtypes(OneReplica.dtypes.reducible, OneReplica.dtypes.gatherable, packed)
+    for packed in (tf.uint8, tf.int32)
 ]
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=3)
 
