@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def data() -> tuple[str, tfdist.data.DataSet]:
+def data() -> tuple[str, tfdist.data.DatasetSplits]:
     """Fashion-MNIST, or the part of MNIST that needs no files."""
     try:
         return "fashion_mnist", tfdist.data.load("fashion_mnist")

@@ -66,7 +66,7 @@ class Task:
     """
 
     model: str
-    load: Callable[[], tuple[str, tfdist.data.DataSet]]
+    load: Callable[[], tuple[str, tfdist.data.DatasetSplits]]
     batch_size: int
     steps: int
     optimizer: Callable[[int], keras.Optimizer]
@@ -75,7 +75,7 @@ class Task:
     methods: tuple[Method, ...]
 
 
-def text() -> tuple[str, tfdist.data.DataSet]:
+def text() -> tuple[str, tfdist.data.DatasetSplits]:
     """Bytes of Python's standard library."""
     return "text", tfdist.data.load("text(length=128, max_bytes=2_000_000)")
 

@@ -1,4 +1,4 @@
-"""Several processes with Horovod's collectives, without its Keras wrappers."""
+"""Trains in several processes with Horovod's collectives, but not with its Keras wrappers."""
 
 from collections.abc import Callable, Sequence
 

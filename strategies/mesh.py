@@ -29,7 +29,7 @@ from tfdist.distribution.dtensor_variables import (
     initialize_dtensor_mesh,
     place_batch,
 )
-from tfdist.distribution.mesh_checks import reject_calls_outside_programs, reject_unsafe_operations
+from tfdist.distribution.mesh_checks import reject_calls_outside_replica_functions, reject_unsafe_operations
 from tfdist.distribution.strategy import LossFunction, LossGradients, State, Strategy, Variables
 from tfdist.distribution.variable_layouts import dims_of_uninitialized, is_gathered_per_call, placement
 from tfdist.layers.mesh_layouts import MeshLayouts, apply_update, placement_of, relayout_gradient
@@ -83,7 +83,7 @@ class MeshOfDevices(Strategy):
         self._checksums: dict[str, int] = {}
         self.layouts: MeshLayouts = MeshLayouts(self.devices, self.rules, self.shard.stage == "parameters")
         self._warned = False
-        reject_calls_outside_programs()
+        reject_calls_outside_replica_functions()
 
     @property
     def blocks(self) -> MeshBlocks:

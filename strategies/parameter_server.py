@@ -95,7 +95,7 @@ class ParameterServer(Strategy):
             self,
             self._servers,
             rule,
-            lambda: job_group.tolerate_losses(expendable_ranks),
+            lambda: job_group.tolerate_lost_members(expendable_ranks),
             sparse_updates=sparse_updates,
             min_table_bytes=min_table_bytes,
         )

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data import ArraySource, DataSet, StreamSource
-from tfdist.data.inputs import as_data_set, fit_data
+from tfdist.data import ArraySource, DatasetSplits, StreamSource
+from tfdist.data.inputs import as_dataset_splits, fit_data
 from tfdist.errors import InputError
 
 X = np.zeros((6, 4), np.float32)
@@ -28,24 +28,24 @@ DATASET = tf.data.Dataset.from_tensor_slices((X, Y))
     ],
 )
 def test_what_a_function_may_return(value, kind, test, classes):
-    found = as_data_set(value, "mine")
+    found = as_dataset_splits(value, "mine")
     assert isinstance(found.train, kind) and (found.test is not None) == test
     assert (found.name, found.train.size, found.input_shape, found.classes) == ("mine", 6, (4,), classes)
 
 
 def test_a_data_set_stays_as_it_is():
-    mine = DataSet("own", ArraySource((X, Y)), None, (4,), 3)
-    assert as_data_set(mine, "other") is mine
+    mine = DatasetSplits("own", ArraySource((X, Y)), None, (4,), 3)
+    assert as_dataset_splits(mine, "other") is mine
 
 
 def test_structures_have_no_single_shape():
-    found = as_data_set(({"a": X, "b": X}, {"c": Y}), "mine")
+    found = as_dataset_splits(({"a": X, "b": X}, {"c": Y}), "mine")
     assert (found.input_shape, found.classes, found.train.size) == ((), None, 6)
 
 
 @pytest.mark.parametrize("value", [X, (X,), {"a": X}, tf.data.Dataset.from_tensor_slices(X).batch(2)])
 def test_inputs_alone_have_no_targets(value):
-    found = as_data_set(value, "mine").train
+    found = as_dataset_splits(value, "mine").train
     x, y = found.element_spec
     assert (tf.nest.flatten(x)[0].shape, y, found.size) == ((4,), (), 6)
 
@@ -53,7 +53,7 @@ def test_inputs_alone_have_no_targets(value):
 @pytest.mark.parametrize("value", [None, "digits", (X, Y, X, Y)])
 def test_anything_else_is_an_error(value):
     with pytest.raises(InputError, match="A dataset must be arrays"):
-        as_data_set(value, "mine")
+        as_dataset_splits(value, "mine")
 
 
 def sizes(*arguments):

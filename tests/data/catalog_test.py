@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.data.reading import everything
 from tfdist.config.data_set_files import COLON_ARGUMENTS
-from tfdist.data import DataSet, EvaluationPipeline, Pipeline, TextSource, catalog, images, load
+from tfdist.data import DatasetSplits, EvaluationPipeline, Pipeline, TextSource, catalog, images, load
 from tfdist.data import catalog as text_module
 from tfdist.data.catalog import CATALOG, synthetic
 from tfdist.data.images import import_extra
@@ -69,7 +69,7 @@ def module(tmp_path, monkeypatch):
 )
 def test_each_name_loads_and_has_batches(name, size, input_shape, classes):
     found = load(name)
-    assert isinstance(found, DataSet)
+    assert isinstance(found, DatasetSplits)
     assert (found.train.size, found.input_shape, found.classes) == (size, input_shape, classes)
     x, y = next(Pipeline(found.train, 6, seed=0).dataset([0], 1).as_numpy_iterator())
     assert x.shape == (6, *input_shape) and y.min() >= 0 and y.max() < classes
@@ -268,7 +268,7 @@ def test_files_come_in_sorted_order_without_installed_packages(tmp_path, monkeyp
     ("load", "package", "name"),
     [
         (images.digits, "sklearn", "examples"),
-        (lambda: catalog.tfds_data_set("mnist", "/nowhere"), None, "tfds"),
+        (lambda: catalog.tfds_splits("mnist", "/nowhere"), None, "tfds"),
         (lambda: import_extra("not_there.part", "A test", "tfds"), "not_there", "tfds"),
     ],
 )

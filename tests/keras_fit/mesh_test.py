@@ -42,7 +42,7 @@ class NotBuilt(keras.Model):
         return self.out(self.hidden(x))
 
 
-def data_set(size: int, *arrays: np.ndarray) -> tf.data.Dataset:
+def dataset(size: int, *arrays: np.ndarray) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0]).batch(size)
 
 
@@ -50,10 +50,10 @@ def without_training(model: keras.Model) -> list[Any]:
     """Batches of 8, 7 and 5 rows are not divisible by the batch axis, or the last of them is not."""
     return [
         model.predict(X, batch_size=8, verbose=0),
-        model.predict(data_set(7, X), verbose=0),
+        model.predict(dataset(7, X), verbose=0),
         model.predict_on_batch(X[:5]),
         model.evaluate(X, Y, sample_weight=WEIGHTS, batch_size=8, verbose=0, return_dict=True),
-        model.evaluate(data_set(7, X, Y), verbose=0),
+        model.evaluate(dataset(7, X, Y), verbose=0),
         model.test_on_batch(X[:5], Y[:5], WEIGHTS[:5]),
     ]
 
@@ -61,7 +61,7 @@ def without_training(model: keras.Model) -> list[Any]:
 def training(model: keras.Model) -> list[Any]:
     stop = keras.callbacks.EarlyStopping("accuracy", patience=0, restore_best_weights=True)
     arrays = model.fit(X, Y, batch_size=8, epochs=2, validation_split=0.25, callbacks=[stop], verbose=0)
-    more = model.fit(data_set(7, X, Y), epochs=2, shuffle=False, verbose=0)
+    more = model.fit(dataset(7, X, Y), epochs=2, shuffle=False, verbose=0)
     return [arrays.history, more.history, model.train_on_batch(X[:6], Y[:6]), model.predict(X, verbose=0)]
 
 

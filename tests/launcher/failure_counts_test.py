@@ -28,30 +28,30 @@ def test_who_has_died_of_a_failure_of_its_own(ends, cause, count):
     assert orders.count_local_failures(ends, cause) == count
 
 
-def report(code: int, rank: int | None = None, dead: int = 0) -> Report:
-    return Report(Outcome(code, "why", rank), dead=dead)
+def report(code: int, rank: int | None = None, failed_count: int = 0) -> Report:
+    return Report(Outcome(code, "why", rank), failed_count=failed_count)
 
 
 @pytest.mark.parametrize(
-    "a, b, dead",
+    "a, b, failed_count",
     [
         (report(1, 2), report(1), (0, 1)),  # b was notified by a
-        (report(1, 2), report(1, 2, dead=2), (0, 2)),
+        (report(1, 2), report(1, 2, failed_count=2), (0, 2)),
         (report(1), report(1, 0), (0, 0)),  # only the server of the group knows other ranks
         (report(5, 2), report(5), (0, 1)),
         (report(5, 0), report(5, 2), (0, 0)),  # each has lost the other
-        (report(5, 0, dead=1), report(5), (1, 0)),
+        (report(5, 0, failed_count=1), report(5), (1, 0)),
         (report(4, 2), report(4), (0, 0)),
         (report(75), report(75, 0), (0, 0)),
         (report(1, 3), report(1, -1), (0, 0)),  # no launcher's ranks
     ],
 )
-def test_a_rank_that_the_first_launcher_names_is_dead_for_its_own(a, b, dead):
-    assert orders.failures_by_launcher({"a": 2, "b": 1}, {"a": a, "b": b}) == dict(zip("ab", dead, strict=True))
+def test_a_rank_that_the_first_launcher_names_is_dead_for_its_own(a, b, failed_count):
+    assert orders.failures_by_launcher({"a": 2, "b": 1}, {"a": a, "b": b}) == dict(zip("ab", failed_count, strict=True))
 
 
 @pytest.mark.parametrize(
-    "rank, absent, dead",
+    "rank, absent, failed_count",
     [
         (1, (1, 2, 3, 4), (1, 3)),
         (2, (2, 3), (0, 2)),
@@ -59,6 +59,6 @@ def test_a_rank_that_the_first_launcher_names_is_dead_for_its_own(a, b, dead):
         (2, (2, 9, -1), (0, 1)),  # no launcher's ranks
     ],
 )
-def test_ranks_that_never_came_are_dead_all_at_once(rank, absent, dead):
+def test_ranks_that_never_came_are_dead_all_at_once(rank, absent, failed_count):
     reports = {"a": Report(Outcome(5, "why", rank), absent=absent), "b": Report(Outcome(5))}
-    assert orders.failures_by_launcher({"a": 2, "b": 3}, reports) == dict(zip("ab", dead, strict=True))
+    assert orders.failures_by_launcher({"a": 2, "b": 3}, reports) == dict(zip("ab", failed_count, strict=True))

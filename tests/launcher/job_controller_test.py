@@ -12,7 +12,7 @@ from tfdist.launcher.orders import Order, OrderKind
 def test_a_job_that_is_not_tried_again_ends_with_what_happened(code):
     play = Play(processes=2)
     play.runs()
-    play.report(code=code, dead=1)
+    play.report(code=code, failed_count=1)
     order = play.order()
     assert order.kind == OrderKind.OVER and order.outcome.code == code
     assert play.order() == order and play.said == []
@@ -21,7 +21,7 @@ def test_a_job_that_is_not_tried_again_ends_with_what_happened(code):
 def test_a_job_of_fixed_size_is_tried_again_as_large_as_before_after_a_pause():
     play = Play(processes=2, max_restarts=1, restart_backoff_seconds=5.0)
     play.runs()
-    play.report(code=137, dead=1, step=7)
+    play.report(code=137, failed_count=1, step=7)
     assert play.runs() == 0 and play.runs(after=4.9) == 0
     assert play.order(after=0.2) == Order(OrderKind.RUN, 1, 0, 1, 2)
     assert play.said == [f"{KILLED.reason}. In 5 s: restart 1 of 1 after step 7."]
@@ -30,7 +30,7 @@ def test_a_job_of_fixed_size_is_tried_again_as_large_as_before_after_a_pause():
 def test_an_elastic_job_goes_on_at_once_without_the_dead_one_and_grows_when_its_slot_is_back():
     play = elastic(rejoin_seconds=60.0)
     assert play.runs() == 3
-    play.report(code=137, dead=1, step=7)
+    play.report(code=137, failed_count=1, step=7)
     assert play.order() == Order(OrderKind.RUN, 1, 0, 1, 2)
     assert play.said == [f"{KILLED.reason}. At once: restart 1 after step 7.", "Attempt 1: 2 processes."]
     assert play.order(after=59.0).kind == OrderKind.RUN
@@ -44,7 +44,7 @@ def test_fewer_than_the_least_wait_and_go_on_when_there_are_enough():
     """Horovod's elastic driver waits forever in this case: https://github.com/horovod/horovod/issues/3494."""
     play = elastic(least=2, most=2, listed={"a": 2}, rejoin_seconds=float("inf"))
     assert play.runs() == 2
-    play.report(code=137, dead=1)
+    play.report(code=137, failed_count=1)
     assert play.runs() == 0 and play.runs(after=1.0) == 0
     assert play.said[-1] == "Waiting for processes: 1 can run, at least 2 are needed; giving up in 600 s."
     assert play.runs(after=599.0) == 0
@@ -57,7 +57,7 @@ def test_fewer_than_the_least_do_not_wait_for_a_slot_that_comes_back():
     play = elastic(least=2, most=2, listed={"a": 2}, rejoin_seconds=60.0, restart_backoff_seconds=5.0)
     assert play.runs() == 2
     for pause, step in ((5.0, 7), (10.0, 9)):
-        play.report(code=137, dead=1, step=step)
+        play.report(code=137, failed_count=1, step=step)
         assert play.runs() == 0 and play.runs(after=pause - 0.1) == 0
         assert play.runs(after=0.2) == 2
         assert play.runs(after=0.2) == 2  # not stopped, although the slot is still disabled
@@ -112,12 +112,12 @@ def test_bad_input_of_more_processes_than_have_trained_keeps_the_job_to_those_fo
     assert play.order().kind == OrderKind.STOP
     play.report(code=75, step=20)
     assert play.runs() == 3
-    play.report(code=2, dead=3)
+    play.report(code=2, failed_count=3)
     assert play.runs() == 2
     assert play.said[-2] == "code 2. 3 processes are too many: at most 2 from now on."
     play.listed = {"a": 9}
     assert play.runs(after=1e6) == 2
-    play.report(code=2, dead=2)
+    play.report(code=2, failed_count=2)
     assert play.order().outcome.code == 2  # does not depend on the size
 
 
@@ -130,7 +130,7 @@ def test_bad_input_of_no_more_processes_than_have_trained_ends_the_job(sizes):
         play.report(code=75, step=20)
         play.order()
     assert play.runs(after=5.0) == sizes[-1]
-    play.report(code=2, dead=1)
+    play.report(code=2, failed_count=1)
     assert play.order().outcome.code == 2
 
 
@@ -140,7 +140,7 @@ def test_what_a_rank_forbids_to_start_again_ends_the_job_also_where_it_was_to_be
         play.runs()
         play.listed = {"a": 2 if resized else 3}
         assert play.order().kind == (OrderKind.STOP if resized else OrderKind.RUN)
-        play.report(code=1, dead=3, step=7, final=True)
+        play.report(code=1, failed_count=3, step=7, final=True)
         order = play.order()
         assert (order.kind, order.outcome.code) == (OrderKind.OVER, 1) and "is not restarted" in order.outcome.reason
 
@@ -148,9 +148,9 @@ def test_what_a_rank_forbids_to_start_again_ends_the_job_also_where_it_was_to_be
 def test_when_all_have_failed_no_slot_is_taken_and_the_second_time_at_the_same_step_ends_it():
     play = elastic(restart_backoff_seconds=1.0)
     play.runs()
-    play.report(code=1, dead=3, step=7)
+    play.report(code=1, failed_count=3, step=7)
     assert play.runs() == 0 and play.runs(after=1.0) == 3
-    play.report(code=1, dead=3, step=7)
+    play.report(code=1, failed_count=3, step=7)
     order = play.order()
     assert (order.kind, order.outcome.code) == (OrderKind.OVER, 1)
     assert order.outcome.reason == "code 1; the second failure in a row after step 7, so the job is not restarted"
@@ -160,7 +160,7 @@ def test_deaths_that_strike_one_after_the_other_before_a_step_is_made_are_no_rep
     play = elastic(least=1)
     for size in (3, 2):
         assert play.runs() == size
-        play.report(code=137, dead=1, step=7)
+        play.report(code=137, failed_count=1, step=7)
     assert play.runs() == 1
 
 
@@ -179,7 +179,7 @@ def test_what_strikes_again_after_the_same_step_ends_the_job(sizes, fields, code
     for size in sizes:
         play.order()
         assert play.runs(after=5.0) == size  # after the backoff
-        play.report(code=code, dead=1, step=7)
+        play.report(code=code, failed_count=1, step=7)
     reason = play.order().outcome.reason
     assert "the second failure in a row after step 7, so the job is not restarted" in reason
 
@@ -195,7 +195,7 @@ def attempts(play: Play, limit: int = 40, lasts: float = 0.0, **report) -> list[
 
 
 @pytest.mark.parametrize(
-    "fields, dead, sizes",
+    "fields, failed_count, sizes",
     [
         ({"least": 2}, 3, [3] * 5),  # for example, a mistake in the command
         ({"least": 1, "rejoin_seconds": float("inf")}, 1, [3, 2] + [1] * 5),  # the others were ended as a consequence
@@ -203,17 +203,17 @@ def attempts(play: Play, limit: int = 40, lasts: float = 0.0, **report) -> list[
         ({"least": 1, "rejoin_seconds": 0.0}, 1, [3] * 5),
     ],
 )
-def test_a_job_that_fails_again_and_again_before_training_began_is_over(fields, dead, sizes):
+def test_a_job_that_fails_again_and_again_before_training_began_is_over(fields, failed_count, sizes):
     play = elastic(**fields)
-    assert attempts(play, code=1, dead=dead) == sizes
+    assert attempts(play, code=1, failed_count=failed_count) == sizes
     reason = play.order().outcome.reason
     assert reason.startswith("code 1; 5 failures in a row before training began, so the job is not restarted")
 
 
 def test_a_program_that_notes_no_steps_and_runs_for_long_is_tried_for_ever():
     play = elastic()
-    assert attempts(play, lasts=3600.0, code=1, dead=3) == [3] * 40
-    assert len(attempts(elastic(), lasts=3000.0, code=1, dead=3)) < 10
+    assert attempts(play, lasts=3600.0, code=1, failed_count=3) == [3] * 40
+    assert len(attempts(elastic(), lasts=3000.0, code=1, failed_count=3)) < 10
 
 
 def test_peers_that_are_lost_before_training_began_are_waited_for_again_and_again():

@@ -44,7 +44,7 @@ def joined(**fields) -> Play:
 def test_a_launcher_that_brings_another_program_is_not_used_and_the_others_go_on():
     play = joined()
     play.report("a", code=2)
-    play.report("b", code=2, dead=1)
+    play.report("b", code=2, failed_count=1)
     assert (play.runs("a"), play.order("b").kind) == (2, OrderKind.WAIT)
     assert "code 2. 3 processes are too many: at most 2 from now on." in play.said
 
@@ -87,8 +87,8 @@ def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(
     """It hangs at startup, or cannot be reached, so that the cause is unknown."""
     play = joined(rejoin_seconds=60.0, least=1)
     for pause in (60.0, 120.0):
-        play.report("a", code=code, dead=dead[0])
-        play.report("b", code=5 if code == 137 else code, dead=dead[1])
+        play.report("a", code=code, failed_count=dead[0])
+        play.report("b", code=5 if code == 137 else code, failed_count=dead[1])
         assert play.order("b").kind == OrderKind.WAIT and play.order("a").nodes == 1  # immediately
         assert "No training has begun with b: the others continue without it for a while." in play.said
         assert play.runs("b", after=pause - 1.0) == 0
@@ -126,18 +126,18 @@ def test_with_too_few_others_it_is_tried_again_after_a_pause():
 def test_a_launcher_that_is_preempted_as_it_starts_keeps_its_slots():
     play = joined()
     play.report("a", code=5)
-    play.report("b", code=143, dead=1)
+    play.report("b", code=143, failed_count=1)
     assert (play.runs("a"), play.runs("b")) == (2, 1)
 
 
 def test_the_death_of_one_host_s_process_is_not_another_host_s():
     play = settled(least=1, rejoin_seconds=60.0)
     for left in (1, 0):
-        play.report("b", code=137, dead=1)
+        play.report("b", code=137, failed_count=1)
         play.report("a", code=5)
         assert (play.runs("a"), play.runs("b")) == (2, left)
     play.listed = {"a": 2}
-    play.report("a", code=137, dead=1)
+    play.report("a", code=137, failed_count=1)
     assert play.runs("a") == 1 and play.runs("a", after=59.0) == 1
     play.order("a", after=2.0)
     assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
@@ -148,7 +148,7 @@ def test_a_host_on_which_nothing_starts_does_not_end_a_job_that_others_can_do(co
     """Its processes fail one after another, even if training has never begun."""
     play = settled(least=1, most=4, listed={"a": 2, "b": 9})
     for left in (2,) * 7 + (1, 0):
-        play.report("b", code=code, dead=1)
+        play.report("b", code=code, failed_count=1)
         play.report("a", code=5)
         assert (play.runs("a"), play.runs("b")) == (2, left)
 
@@ -174,5 +174,5 @@ def test_a_launcher_that_is_asked_to_end_leaves_and_the_job_goes_on():
 def test_the_cause_is_whose_end_is_no_consequence():
     play = settled()
     play.report("a", code=5)
-    play.report("b", code=2, dead=1)
+    play.report("b", code=2, failed_count=1)
     assert play.order("a").outcome.code == 2 == play.order("b").outcome.code

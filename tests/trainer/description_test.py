@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.data import ArraySource, DataSet
+from tfdist.data import ArraySource, DatasetSplits
 from tfdist.data.row_partition import EVEN, RowAllocation
 from tfdist.reporting import RunPlan
 from tfdist.trainer import fit_loop
@@ -22,10 +22,10 @@ def test_a_model_with_frozen_weights():
 def test_data_with_a_name_several_inputs_and_nothing_to_evaluate():
     x = {name: np.zeros([1500, 2], "float32") for name in "ab"}
     source = ArraySource((x, np.zeros(1500, "int64")))
-    assert fit_loop.describe_data(DataSet("mine", source, None, (), 7)) == (
+    assert fit_loop.describe_data(DatasetSplits("mine", source, None, (), 7)) == (
         "mine, 1,500 examples of 2, 2, 7 classes; nothing to evaluate"
     )
-    assert fit_loop.describe_data(DataSet("data", source, source, (), None)) == (
+    assert fit_loop.describe_data(DatasetSplits("data", source, source, (), None)) == (
         "1,500 examples of 2, 2; 1,500 to evaluate"
     )
 

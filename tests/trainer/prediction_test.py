@@ -75,7 +75,7 @@ def test_forms_of_data(mirrored2):
     trainer = make_trainer(mirrored2)
     wanted = trainer.predict(X32, verbose=0)
     dataset = tf.data.Dataset.from_tensor_slices
-    data = tfdist.data.DataSet("own", *[tfdist.data.as_examples((X32, Y))] * 2, (6,), 3)
+    data = tfdist.data.DatasetSplits("own", *[tfdist.data.as_examples((X32, Y))] * 2, (6,), 3)
     for form in (dataset(X32), dataset((X32,)), dataset((X32, Y)), data.test, data):
         np.testing.assert_array_equal(trainer.predict(form, verbose=0), wanted)
     for form in (X32, dataset(X32), dataset(X32).repeat()):

@@ -31,7 +31,7 @@ from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
 
 if TYPE_CHECKING:
-    from tfdist.data import DataSet
+    from tfdist.data import DatasetSplits
     from tfdist.reporting import Reporter
     from tfdist.trainer.trainer import Trainer
 
@@ -140,7 +140,7 @@ class CheckpointEvaluator:
     config: TrainConfig
     directory: RunDirectory
     trainer: "Trainer"
-    data: "DataSet"
+    data: "DatasetSplits"
     record_lock: threading.Lock
     # Created with the first record, because a run begins in an empty directory.
     reporters: "list[Reporter]" = dataclasses.field(default_factory=list)

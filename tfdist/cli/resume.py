@@ -129,7 +129,7 @@ def restarted_job() -> str:
 
 
 def _is_restart(directory: RunDirectory, job_name: str) -> bool:
-    return job_name != "" and _starts(directory)[-1].get("launched") == job_name
+    return job_name != "" and _starts(directory)[-1].get("job_name") == job_name
 
 
 def _is_own_run(resume: str, directory: RunDirectory, job_name: str) -> bool:

@@ -119,7 +119,7 @@ class Session:
     config: Any
     strategy_choice: StrategyChoice
     strategy: Strategy
-    data: data.DataSet
+    data: data.DatasetSplits
 
 
 @contextmanager
@@ -136,16 +136,16 @@ def open_session(config: TrainConfig, context: ProcessContext | None = None) -> 
         # With elastic_batch=replica, the size depends on the initial number of replicas. Clients' batches are not divided.
         if config.elastic_batch == GLOBAL and not config.parsed.sync.trains_clients:
             strategy.check_batch_size(config.batch_size, config.accumulate_steps)
-        data_set = data.load(config.dataset, config.data_dir)
-        data_set = dataclasses.replace(data_set, train=data.augmented(data_set.train, config.augment))
-        yield Session(config, strategy_choice, strategy, data_set)
+        splits = data.load(config.dataset, config.data_dir)
+        splits = dataclasses.replace(splits, train=data.augmented(splits.train, config.augment))
+        yield Session(config, strategy_choice, strategy, splits)
 
 
 def with_clients(session: Session) -> Session:
     """Returns the session with the training data divided between clients, if `--sync` has clients."""
-    config, data_set = session.config, session.data
-    train = divide_among_clients(config.parsed.sync, data_set.train, config.batch_size, config.seed)
-    return dataclasses.replace(session, data=dataclasses.replace(data_set, train=train))
+    config, splits = session.config, session.data
+    train = divide_among_clients(config.parsed.sync, splits.train, config.batch_size, config.seed)
+    return dataclasses.replace(session, data=dataclasses.replace(splits, train=train))
 
 
 def make_trainer(session: Session, strategy: Strategy) -> Trainer:
@@ -478,7 +478,7 @@ def _record_start(
                 "ledgers": ledgers,
                 "commits": commits,
                 "trains_clients": config.parsed.sync.trains_clients,
-                "launched": os.environ.get(JOB_NAME_VARIABLE, ""),
+                "job_name": os.environ.get(JOB_NAME_VARIABLE, ""),
             },
         )
     with long_timeout(_SLOW_DISK) as deadline:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _SCHEMA = 1  # of NAME.json; increased when a key is renamed or removed, or changes its meaning
 _SECONDS = 1.0  # for the steps whose speed is measured
 _MAX_STEPS = 1000
-_UNTRIED_FLAGS = (  # without effect on the cost of a step, and with their defaults in trials
+_FLAGS_RESET_IN_TRIALS = (  # without effect on the cost of a step, and with their defaults in trials
     "coordinator early_stopping lr_scaling base_batch_size warmup_steps warmup_start decay sync callbacks"
     " compression_check_every compression_max_error checkpoint_every best commit_every commit_dir resume overwrite"
     " profile_steps check_sync_every find"
@@ -77,7 +77,7 @@ class TrainingTrials:
         steps, run, file = self._timed_steps, folder / "run", folder / "flags.txt"
         config = dataclasses.replace(
             self._config,
-            **{name: getattr(TrainConfig, name) for name in _UNTRIED_FLAGS},
+            **{name: getattr(TrainConfig, name) for name in _FLAGS_RESET_IN_TRIALS},
             loggers="",
             measure_every=0,
             batch_size=batch_size,

@@ -22,7 +22,7 @@ from tfdist.config.strategy_registry import strategy_declaration
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
 from tfdist.coordination.group import long_timeout
-from tfdist.data import DataSet, Examples
+from tfdist.data import DatasetSplits, Examples
 from tfdist.errors import CheckpointError, InputError, one_line
 from tfdist.parameter_server.dynamic_embedding_tables import keyed_layers
 from tfdist.reporting import RunDirectory
@@ -39,7 +39,7 @@ class TrainedRun(NamedTuple):
     trainer: Trainer  # trainer with the weights
     step: int | None  # step at which the weights were saved; None if unknown
     source: str  # checkpoint or file with the weights
-    data: DataSet  # dataset of the command or, by default, of the run
+    data: DatasetSplits  # dataset of the command or, by default, of the run
     batch_size: int  # examples per batch, over all replicas
     directory: StoragePath  # of the run
 
@@ -77,13 +77,13 @@ def open_run(run: str, config: TrainedConfig) -> Iterator[TrainedRun]:
     flags = _saved_flags(files, run)
     train_config = adapt_flags(flags, files[0], config)
     with training.open_session(train_config) as session:
-        data_set = data.load(config.dataset, config.data_dir) if config.dataset else session.data
+        splits = data.load(config.dataset, config.data_dir) if config.dataset else session.data
         trainer = training.make_trainer(session, session.strategy)
         trainer.build(session.data.train)
         source = _load_weights(trainer, run, config)
         step = _last_step(run, source) if source.endswith(weights.MODEL_SUFFIX) else trainer.step
         yield TrainedRun(
-            trainer, step, source, data_set, train_config.batch_size, weights.run_directory_of(path_of(source))
+            trainer, step, source, splits, train_config.batch_size, weights.run_directory_of(path_of(source))
         )
 
 

@@ -27,7 +27,7 @@ def _find_backend() -> tuple[str, str]:
     if config := getattr(sys.modules.get("keras"), "config", None):  # already imported
         return config.backend(), "in this process"
     if backend := os.environ.get("KERAS_BACKEND"):
-        return backend, "by KERAS_BACKEND"
+        return backend, "set by KERAS_BACKEND"
     file = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json").expanduser()
     try:
         return str(json.loads(file.read_bytes())["backend"]), f"in {file}"

@@ -522,7 +522,7 @@ class ClientGroup(Group):
     def first_loss(self, wait: float = 0.0) -> LostMember | None:
         return self._client.first_loss(self.ranks, wait)
 
-    def tolerate_losses(self, ranks: Iterable[int]) -> None:
+    def tolerate_lost_members(self, ranks: Iterable[int]) -> None:
         expendable_ranks = {self.ranks[rank] for rank in ranks} | {self._client.rank}
         self._client._send(encode({"type": "tolerate", "ranks": sorted(expendable_ranks)}))
 

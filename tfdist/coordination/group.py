@@ -236,7 +236,7 @@ class Group(abc.ABC):
         """
         return None
 
-    def tolerate_losses(self, ranks: Iterable[int]) -> None:
+    def tolerate_lost_members(self, ranks: Iterable[int]) -> None:
         """Lets the job continue without these members if they are lost from now on; this process's own rank is ignored.
 
         Operations then complete with None as the lost member's value, and `on_loss` and `first_loss` do not report the loss.

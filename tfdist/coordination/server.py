@@ -337,7 +337,7 @@ class Server:
       address: `host:port` that it listens on.
       size: number of members.
       loss: the first member that was lost, or None.
-      tolerated_members: members whose losses are tolerated, see `Group.tolerate_losses`.
+      tolerated_members: members whose losses are tolerated, see `Group.tolerate_lost_members`.
       departed_members: tolerated members that were lost.
     """
 

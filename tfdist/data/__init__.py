@@ -7,8 +7,8 @@ order of the examples, `row_partition` the rows of each replica. `inputs` wraps 
 from tfdist.data.augmentations import Augmentation, AugmentedExamples, RowRandom, augmented
 from tfdist.data.batches import EvaluationPipeline, Pipeline
 from tfdist.data.catalog import TextSource, load
-from tfdist.data.examples import DataSet, Element, Examples, Transform, with_class_weight
-from tfdist.data.inputs import as_data_set, as_examples, fit_data
+from tfdist.data.examples import DatasetSplits, Element, Examples, Transform, with_class_weight
+from tfdist.data.inputs import as_dataset_splits, as_examples, fit_data
 from tfdist.data.reading_errors import explain_reading_errors
 from tfdist.data.row_partition import check_batch_size, row_range
 from tfdist.data.source import ArraySource, Source, steps_in_epochs
@@ -18,7 +18,7 @@ __all__ = [
     "ArraySource",
     "Augmentation",
     "AugmentedExamples",
-    "DataSet",
+    "DatasetSplits",
     "Element",
     "EvaluationPipeline",
     "Examples",
@@ -29,7 +29,7 @@ __all__ = [
     "StreamSource",
     "TextSource",
     "Transform",
-    "as_data_set",
+    "as_dataset_splits",
     "as_examples",
     "augmented",
     "check_batch_size",

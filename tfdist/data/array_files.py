@@ -10,7 +10,7 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from tfdist.config.data_set_files import find_path
-from tfdist.data.examples import DataSet, Origins, Transform, identity
+from tfdist.data.examples import DatasetSplits, Origins, Transform, identity
 from tfdist.data.images import scale_to_unit
 from tfdist.data.source import ArraySource, split_indices
 from tfdist.errors import InputError, is_integer, nearest
@@ -118,7 +118,7 @@ def csv(
     delimiter: str = ",",
     header: bool = True,
     data_dir: str | None = None,
-) -> DataSet:
+) -> DatasetSplits:
     """Loads a table. x is float32 [features]: numeric columns, and text columns as one-hot vectors, in the file's order.
 
     The label is a class, the index of its value in sorted order; with `regression`, it is a float32 number.
@@ -171,7 +171,9 @@ def csv(
         _table_rows(encode(test_table), test_labels, test_table.line_numbers) if test_table.line_numbers else None
     )
     shape = tuple(source.element_spec[0].shape)
-    return DataSet(f"{_KIND}:{path}", source, test_source, shape, len(classes) if classes else None, classes or ())
+    return DatasetSplits(
+        f"{_KIND}:{path}", source, test_source, shape, len(classes) if classes else None, classes or ()
+    )
 
 
 def _table_rows(x: np.ndarray, y: np.ndarray, line_numbers: Sequence[int]) -> ArraySource:
@@ -307,7 +309,7 @@ _TEST = (("x_test", "y_test"), ("x_val", "y_val"))
 _RULE = "An .npz file must have arrays x and y, or x_train and y_train and optionally x_test and y_test"
 
 
-def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -> DataSet:
+def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -> DatasetSplits:
     """Loads arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`, as in the files of `keras.datasets`.
 
     uint8 arrays are scaled to float32 in [0, 1]; gray images [n, height, width] get a channel dim. Other numbers are
@@ -345,7 +347,7 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
             )
     source = _array_source((x[train_indices], y[train_indices]) if len(test_indices) else (x, y))
     shape, classes = tuple(source.element_spec[0].shape), len(names) or (int(y.max()) + 1 if _is_label(y) else None)
-    return DataSet(f"npz:{path}", source, None if test is None else _array_source(test), shape, classes, names)
+    return DatasetSplits(f"npz:{path}", source, None if test is None else _array_source(test), shape, classes, names)
 
 
 def _load_arrays(file: str) -> dict[str, np.ndarray]:

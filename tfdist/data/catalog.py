@@ -16,9 +16,9 @@ from tfdist.config import spec
 from tfdist.config.data_set_files import COLON_ARGUMENTS
 from tfdist.config.spec import call_user_function
 from tfdist.data import array_files, image_folder, images, tfrecord
-from tfdist.data.examples import DataSet, Element
+from tfdist.data.examples import DatasetSplits, Element
 from tfdist.data.images import import_extra, scale_to_unit
-from tfdist.data.inputs import as_data_set
+from tfdist.data.inputs import as_dataset_splits
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
 from tfdist.errors import InputError, names_arguments
@@ -28,7 +28,7 @@ _NOISE = 40  # standard deviation, relative to 255
 
 def synthetic(
     shape: Sequence[int] | str = (28, 28, 1), classes: int = 10, size: int = 1024, test_size: int = 256, seed: int = 0
-) -> DataSet:
+) -> DatasetSplits:
     """Creates examples of random classes, each the mean of its class plus noise, stored as bytes; x is float32 in [0, 1].
 
     Args:
@@ -51,7 +51,7 @@ def synthetic(
     means = generator.integers(64, 192, (classes, *dims), np.uint8)
     train = _draw(generator, means, size)
     test = _draw(generator, means, test_size) if test_size else None
-    return DataSet(f"synthetic:{'x'.join(map(str, dims))}", train, test, dims, classes)
+    return DatasetSplits(f"synthetic:{'x'.join(map(str, dims))}", train, test, dims, classes)
 
 
 def _draw(generator: np.random.Generator, means: np.ndarray, size: int) -> ArraySource:
@@ -104,7 +104,7 @@ class TextSource(Source):
         return window[:, :-1], window[:, 1:]
 
 
-def text(length: int = 128, max_bytes: int = 8_000_000) -> DataSet:
+def text(length: int = 128, max_bytes: int = 8_000_000) -> DatasetSplits:
     """Loads the .py files of Python's standard library, in sorted order; the last twentieth is the test data.
 
     All processes of a run must have the same version of Python, so that they have the same text.
@@ -116,7 +116,7 @@ def text(length: int = 128, max_bytes: int = 8_000_000) -> DataSet:
     content = np.frombuffer(_standard_library(max_bytes), np.uint8)
     test_start = len(content) - len(content) // _TEST_DIVISOR
     train, test = (TextSource(part, length) for part in (content[:test_start], content[test_start:]))
-    return DataSet("text", train, test, (length,), 256)
+    return DatasetSplits("text", train, test, (length,), 256)
 
 
 def _standard_library(max_bytes: int) -> bytes:
@@ -134,7 +134,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _TEST_SPLITS = ("test", "validation")
 
 
-def tfds_data_set(name: str, data_dir: str | None = None) -> DataSet:
+def tfds_splits(name: str, data_dir: str | None = None) -> DatasetSplits:
     """Loads a dataset of tensorflow-datasets with (input, label) pairs; images are scaled to float32 in [0, 1].
 
     The data is read as a stream; see `StreamSource` for the cost.
@@ -161,7 +161,7 @@ def tfds_data_set(name: str, data_dir: str | None = None) -> DataSet:
     test = next((_stream_source(builder, name, split) for split in _TEST_SPLITS if split in splits), None)
     label = builder.info.features[keys[1]] if isinstance(keys[1], str) else None
     shape = tuple(train.element_spec[0].shape) if isinstance(train.element_spec[0], tf.TensorSpec) else ()
-    return DataSet(f"tfds:{name}", train, test, shape, getattr(label, "num_classes", None))
+    return DatasetSplits(f"tfds:{name}", train, test, shape, getattr(label, "num_classes", None))
 
 
 def _stream_source(builder: Any, name: str, split: str) -> StreamSource:
@@ -197,7 +197,7 @@ def _find_version(name: str, folder: pathlib.Path) -> pathlib.Path:
     return max(matches, key=lambda directory: [int(part) for part in directory.name.split(".")])
 
 
-CATALOG: dict[str, Callable[..., DataSet]] = {
+CATALOG: dict[str, Callable[..., DatasetSplits]] = {
     "csv": array_files.csv,
     "digits": images.digits,
     "fashion_mnist": images.fashion_mnist,
@@ -206,20 +206,20 @@ CATALOG: dict[str, Callable[..., DataSet]] = {
     "npz": array_files.npz,
     "synthetic": synthetic,
     "text": text,
-    "tfds": tfds_data_set,
+    "tfds": tfds_splits,
     "tfrecord": tfrecord.tfrecord,
 }
 
 
 @names_arguments
-def load(name: str, data_dir: str | None = None) -> DataSet:
+def load(name: str, data_dir: str | None = None) -> DatasetSplits:
     """Loads a dataset by name.
 
     Args:
       name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3` or `tfds:NAME`; for your own
         files, `images:DIR`, `csv:FILE`, `npz:FILE` or `tfrecord:PATTERN`; or a user-defined `package.module:function`.
         Each may have arguments in parentheses. A user's function gets `data_dir` if it has this parameter, and returns a
-        value that `as_data_set` accepts.
+        value that `as_dataset_splits` accepts.
       data_dir: directory of the files, for datasets that are read from files.
 
     Raises:
@@ -236,7 +236,7 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
     if data_set_spec.name in CATALOG:
         return spec.call(CATALOG[data_set_spec.name], data_set_spec, data_dir=data_dir)
     if colon:
-        return as_data_set(
+        return as_dataset_splits(
             call_user_function("--dataset", spec.load_object(data_set_spec.name), data_set_spec, data_dir=data_dir),
             str(data_set_spec),
         )

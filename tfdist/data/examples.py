@@ -258,7 +258,7 @@ def _class_numbers(labels: tf.Tensor, has_vectors: bool) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataSet:
+class DatasetSplits:
     """Training and test examples, with their metadata.
 
     Attributes:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config.data_set_files import checksum_of, find_path
-from tfdist.data.examples import DataSet, Element, Origins, without_targets
+from tfdist.data.examples import DatasetSplits, Element, Origins, without_targets
 from tfdist.data.image_decoding import ImageDecoding, decoded_shape, image_decoding
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source, split_indices
@@ -63,7 +63,7 @@ def images(
     validation_split: float = 0.0,
     labels: bool = True,
     data_dir: str | None = None,
-) -> DataSet:
+) -> DatasetSplits:
     """Loads JPEG, PNG, BMP and GIF files, with one folder per class; x is float32 in [0, 1].
 
     Class indices are in the order of the folders' names. If the folder has a subfolder `train` with subfolders, these are
@@ -92,7 +92,7 @@ def images(
             )
         decoding = image_decoding(size, channels, crop_to_aspect_ratio, paths[0], _read_file(paths[0]))
         source = ImageFiles(folder, paths, None, decoding)
-        return DataSet(f"{_KIND}:{path}", source, source, decoding.shape, None)
+        return DatasetSplits(f"{_KIND}:{path}", source, source, decoding.shape, None)
     train_folder, test_folder = os.path.join(folder, _TRAIN), None
     if os.path.isdir(train_folder) and _subfolders(train_folder):
         candidates = (os.path.join(folder, name) for name in _TEST_FOLDERS)
@@ -111,7 +111,7 @@ def images(
     test = split if len(test_indices) else None
     if test_folder:
         test = ImageFiles(folder, *_flatten(_files_by_class(test_folder, classes), classes), decoding)
-    return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
+    return DatasetSplits(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
 
 
 def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> dict[str, list[str]]:

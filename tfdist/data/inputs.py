@@ -16,7 +16,15 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.batches import checksum
-from tfdist.data.examples import DataSet, Element, Examples, as_element, check_element, map_to_elements, without_targets
+from tfdist.data.examples import (
+    DatasetSplits,
+    Element,
+    Examples,
+    as_element,
+    check_element,
+    map_to_elements,
+    without_targets,
+)
 from tfdist.data.row_partition import RowPartition, has_arrays, strip_none, with_tuples
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import SequentialExamples, StreamSource
@@ -236,12 +244,12 @@ def _count_by_reading(dataset: tf.data.Dataset) -> int:
 _NUMBERS_AND_TEXT = (int, float, complex, str, bytes)
 
 
-def as_data_set(value: Any, name: str, steps: int | None = None, test_steps: int | None = None) -> DataSet:
-    """Converts data returned by a user's function to a `DataSet`.
+def as_dataset_splits(value: Any, name: str, steps: int | None = None, test_steps: int | None = None) -> DatasetSplits:
+    """Converts data returned by a user's function to a `DatasetSplits`.
 
     Args:
       value: arrays (x, y) or (x, y, sample_weight); other data that `as_examples` accepts; a pair of these, for training
-        and test; or a `DataSet`. Structures of arrays must be dicts, because two lists or tuples are taken as a pair.
+        and test; or a `DatasetSplits`. Structures of arrays must be dicts, because two lists or tuples are taken as a pair.
       name: name of the dataset.
       steps: number of batches of the training data that count as an epoch; by default all batches.
       test_steps: same as `steps`, for the test data.
@@ -249,20 +257,22 @@ def as_data_set(value: Any, name: str, steps: int | None = None, test_steps: int
     Raises:
       InputError: the value is not of a supported form.
     """
-    if isinstance(value, DataSet):
+    if isinstance(value, DatasetSplits):
         return value
     train, test = value if _is_pair(value) else (value, None)
-    return _data_set(name, train, test, steps, test_steps)
+    return _create_splits(name, train, test, steps, test_steps)
 
 
-def _data_set(name: str, train: Any, test: Any, steps: int | None = None, test_steps: int | None = None) -> DataSet:
+def _create_splits(
+    name: str, train: Any, test: Any, steps: int | None = None, test_steps: int | None = None
+) -> DatasetSplits:
     examples = as_examples(train, steps)
     x, y = examples.element_spec[:2]
     shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
     is_label = isinstance(y, tf.TensorSpec) and y.dtype.is_integer and y.shape in ((), (1,))  # (1,) for a pandas Series
     # Classes are counted only if the labels are in memory.
     classes = int(np.max(train[1])) + 1 if is_label and isinstance(train, tuple | list) else None
-    return DataSet(name, examples, None if test is None else as_examples(test, test_steps), shape, classes)
+    return DatasetSplits(name, examples, None if test is None else as_examples(test, test_steps), shape, classes)
 
 
 def fit_data(
@@ -273,8 +283,8 @@ def fit_data(
     validation_split: float,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
-) -> DataSet:
-    """Converts the data arguments of Keras's `fit` to a `DataSet`; `x` may also be the complete data, see `all_data`.
+) -> DatasetSplits:
+    """Converts the data arguments of Keras's `fit` to a `DatasetSplits`; `x` may also be the complete data, see `all_data`.
 
     Raises:
       InputError: two arguments are mutually exclusive, or the data is not of a supported form.
@@ -286,14 +296,16 @@ def fit_data(
             f"validation_split={validation_split}."
         )
     if validation_split:
-        return _data_set("data", *_split(value, validation_split, y is not None))
-    data_set = (
-        as_data_set(value, "data", steps_per_epoch, validation_steps) if y is None else _data_set("data", value, None)
+        return _create_splits("data", *_split(value, validation_split, y is not None))
+    splits = (
+        as_dataset_splits(value, "data", steps_per_epoch, validation_steps)
+        if y is None
+        else _create_splits("data", value, None)
     )
     if validation_data is None:
-        return data_set
+        return splits
     with evaluation_errors():
-        return dataclasses.replace(data_set, test=as_examples(validation_data, validation_steps))
+        return dataclasses.replace(splits, test=as_examples(validation_data, validation_steps))
 
 
 @contextlib.contextmanager
@@ -319,13 +331,13 @@ def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
 
 
 def test_examples(value: Any) -> Any:
-    """Returns the test examples of a `DataSet`; other data unchanged."""
-    if not isinstance(value, DataSet):
+    """Returns the test examples of a `DatasetSplits`; other data unchanged."""
+    if not isinstance(value, DatasetSplits):
         return value
     if value.test is None:
         raise InputError(
-            f"An evaluation or prediction uses the test examples of a `DataSet`. Received: {value.name}, which has no test "
-            "examples. Pass its `train` or other data."
+            f"An evaluation or prediction uses the test examples of a `DatasetSplits`. Received: {value.name}, which has no "
+            "test examples. Pass its `train` or other data."
         )
     return value.test
 
@@ -376,7 +388,7 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
         return from_generator(value, steps)
     raise InputError(
         "A dataset must be arrays (x, y), a tf.data.Dataset, a keras.utils.PyDataset, a generator of batches, a Source, "
-        f"a pair of these for training and test, or a DataSet. Received: {type(value).__name__}."
+        f"a pair of these for training and test, or a DatasetSplits. Received: {type(value).__name__}."
     )
 
 
@@ -431,7 +443,7 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
     Args:
       x: an array, or a list, tuple or dict of arrays for a model with several inputs; a `tf.data.Dataset` of batches or of
         single examples: x, (x,), (x, y) or (x, y, sample_weight); a `keras.utils.PyDataset` of such batches; a generator
-        of batches (x,) or (x, y); `Examples`; or a `DataSet`, whose test examples are used.
+        of batches (x,) or (x, y); `Examples`; or a `DatasetSplits`, whose test examples are used.
       steps: number of batches; required for infinite data.
       batch_size: number of examples in a batch, for unbatched data.
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.config.data_set_files import checksum_of, matching_files
 from tfdist.config.rules import split_outside_brackets
-from tfdist.data.examples import DataSet, Element
+from tfdist.data.examples import DatasetSplits, Element
 from tfdist.data.image_decoding import ImageDecoding, image_decoding, without_context
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source, split_indices
@@ -233,7 +233,7 @@ def tfrecord(
     test: str | None = None,
     validation_split: float = 0.0,
     data_dir: str | None = None,
-) -> DataSet:
+) -> DatasetSplits:
     """Loads records of `tf.train.Example` from one or several files; images and byte arrays are float32 in [0, 1].
 
     Args:
@@ -281,4 +281,4 @@ def tfrecord(
     test_source = None if test_index is None else Records(test_index, parsed, target, decodings)
     x = source.element_spec[0]
     shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
-    return DataSet(f"{_KIND}:{path}", source, test_source, shape, classes)
+    return DatasetSplits(f"{_KIND}:{path}", source, test_source, shape, classes)

@@ -1,4 +1,4 @@
-"""Rejects calls of a model on a mesh outside of compiled programs, and operations on which DTensor fails."""
+"""Rejects calls of a model on a mesh outside of replica functions, and operations on which DTensor fails."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ from tfdist.errors import InputError
 
 
 @functools.cache
-def reject_calls_outside_programs() -> None:
+def reject_calls_outside_replica_functions() -> None:
     """Makes calls of layers with weights on a mesh raise `InputError` outside of replica functions.
 
-    Building a model, and the user's own programs with DTensors, are not affected.
+    Building a model, and the user's own functions with DTensors, are not affected.
     """
     keras_internals.check_layer_calls(_check_call)
 
@@ -30,8 +30,8 @@ def _check_call(layer: keras.Layer, inputs: Sequence[Any]) -> None:
     variables = [*layer.weights, *(optimizer.variables if optimizer is not None else [])]
     if any(isinstance(keras_internals.value_of(variable), dtensor.DVariable) for variable in variables):
         raise InputError(
-            "A model on a mesh can be called only in programs that are compiled for the mesh. Received: a call of "
-            f"{layer.name} outside of them. Call tfdist.distribute(model) before its fit, evaluate, predict and ..._on_batch "
+            "A model on a mesh can be called only in replica functions. Received: a call of "
+            f"{layer.name} outside of one. Call tfdist.distribute(model) before its fit, evaluate, predict and ..._on_batch "
             "(instead of model(x), use predict_on_batch), or use tfdist.Trainer."
         )
 

@@ -49,14 +49,14 @@ class Reducer(abc.ABC):
       keeps_shapes: whether it needs each tensor in its own shape. Otherwise, buckets may concatenate several
         tensors to a vector.
       packs: whether it packs its own messages and should receive all tensors in one call, without buckets.
-      remembers: whether it stores what it does not send, which error feedback would count twice.
+      stores_unsent: whether it stores what it does not send, which error feedback would count twice.
       experimental: whether it has not yet been shown both to train well and to save time on any link.
     """
 
     biased: bool = False
     keeps_shapes: bool = False
     packs: bool = False
-    remembers: bool = False
+    stores_unsent: bool = False
     experimental: bool = False
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:

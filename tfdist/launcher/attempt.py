@@ -91,7 +91,7 @@ def _serve_group(
 def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
     inherited = {k: v for k, v in without_rank_variables(host.environment).items() if k not in _LAUNCHER_VARIABLES}
     job_environment = {"PYTHONUNBUFFERED": "1"} | inherited  # prints the last lines before a crash
-    job_environment |= {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}
+    job_environment |= {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.job_name}
     if host.job.is_elastic:
         job_environment[ELASTIC_VARIABLE] = "1"
     tasks = []

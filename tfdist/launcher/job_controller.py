@@ -421,7 +421,7 @@ class JobController:
             self._print_line(f"Attempt {self._next_attempt}: {sum(plan.values())} processes.")
         number, nodes, job_name = self._next_attempt, len(plan), self._job_name
         attempt_orders = {
-            name: Order(OrderKind.RUN, number, node, nodes, count, address, launched=job_name)
+            name: Order(OrderKind.RUN, number, node, nodes, count, address, job_name=job_name)
             for node, (name, count) in enumerate(plan.items())
         }
         self._attempt = AttemptState(attempt_orders, now)

@@ -110,7 +110,7 @@ class FixedNodes(OrderSource):
         if self._outcome:
             return Order(OrderKind.OVER, outcome=self._outcome)
         job = self._job
-        return Order(OrderKind.RUN, 0, job.node_rank, job.nodes, job.processes, launched=self._job_name)
+        return Order(OrderKind.RUN, 0, job.node_rank, job.nodes, job.processes, job_name=self._job_name)
 
     def report(self, report: Report) -> None:
         self._outcome = report.outcome

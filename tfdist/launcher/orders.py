@@ -31,7 +31,7 @@ class Order(NamedTuple):
       processes: number of processes of this launcher.
       address: `host:port` of the launchers' group; empty for a single launcher.
       outcome: the reason to stop, or the outcome of the job.
-      launched: name of the job, the same in all attempts; see `new_job_name`.
+      job_name: name of the job, the same in all attempts; see `new_job_name`.
     """
 
     kind: OrderKind
@@ -41,7 +41,7 @@ class Order(NamedTuple):
     processes: int = 0
     address: str = ""
     outcome: Outcome = Outcome(0)
-    launched: str = ""
+    job_name: str = ""
 
 
 class Report(NamedTuple):
@@ -50,7 +50,7 @@ class Report(NamedTuple):
     Attributes:
       outcome: outcome of the attempt.
       stopped: whether the end of this launcher was requested.
-      dead: number of its processes that failed, except for failures caused by other processes.
+      failed_count: number of its processes that failed, except for failures caused by other processes.
       step: last step that one of its ranks has recorded, or None.
       final: whether one of its ranks has recorded that the job must not be restarted.
       absent: ranks that did not join the ranks' group in time, if this launcher serves the group.
@@ -58,7 +58,7 @@ class Report(NamedTuple):
 
     outcome: Outcome
     stopped: bool = False
-    dead: int = 0
+    failed_count: int = 0
     step: int | None = None
     final: bool = False
     absent: Sequence[int] = ()
@@ -104,7 +104,7 @@ def failures_by_launcher(processes: Mapping[str, int], reports: Mapping[str, Rep
     Includes ranks that the first launcher, which serves the ranks' group, reports as the cause. Their launcher may have
     terminated them after they announced a failure, became silent or failed to join.
     """
-    failures = {name: report.dead for name, report in reports.items()}
+    failures = {name: report.failed_count for name, report in reports.items()}
     owners = [name for name, count in processes.items() for _ in range(count)]
     failed_owners = _failed_owners(reports[owners[0]], owners) if owners[0] in reports else []
     for owner in failures:

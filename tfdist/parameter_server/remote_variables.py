@@ -26,7 +26,7 @@ class RemoteVariables(OptimizerShards):
       servers: the servers.
       staleness: the rule for when gradients are applied.
       whole_batches: whether a worker computes the whole batch of a step, instead of a share.
-      tolerate_losses: function to call so that training continues if workers that compute whole batches are lost.
+      tolerate_lost_workers: function to call so that training continues if workers that compute whole batches are lost.
       sparse_updates: how embedding tables are updated: "exact" or "lazy".
       tables: the embedding tables that are split by rows.
       records_updates: whether to record all updates, so that they can be replayed.
@@ -41,14 +41,14 @@ class RemoteVariables(OptimizerShards):
         strategy: Strategy,
         servers: Servers,
         staleness: Staleness,
-        tolerate_losses: Callable[[], object],
+        tolerate_lost_workers: Callable[[], object],
         *,
         sparse_updates: str,
         min_table_bytes: int,
     ):
         """Initializes the variables; see the attributes. Embeddings of at least `min_table_bytes` are split by rows."""
         super().__init__(strategy)
-        self.tolerate_losses = tolerate_losses
+        self.tolerate_lost_workers = tolerate_lost_workers
         self.sparse_updates, self._min_table_bytes = sparse_updates, min_table_bytes
         self.tables: EmbeddingTables  # after `build`
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness

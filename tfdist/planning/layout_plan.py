@@ -543,8 +543,8 @@ def planned_model(config: LayoutConfig) -> AbstractModel:
     """Returns the model that the flags describe, without values for its variables; sets Keras's dtype policy."""
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
-    data_set = data.load(config.dataset, config.data_dir)
-    sizes: Any = data_set.input_shape, data_set.classes  # may be unknown for a user-defined model
+    splits = data.load(config.dataset, config.data_dir)
+    sizes: Any = splits.input_shape, splits.classes  # may be unknown for a user-defined model
 
     def make() -> Any:
         optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)

@@ -296,7 +296,7 @@ class TicketLoop:
             batches = self._trace(batches, getattr(iterator, "element_spec", None), with_gradient_norm)
         updates = self._updates_to_replay(first, end)
         if self._strategy.is_chief:
-            self._remote.tolerate_losses()
+            self._remote.tolerate_lost_workers()
             self._servers.coordinate("clear_updates")
             self._remote.write_changes(version=first)
         settings, scale = self._step.settings, [variable.numpy().item() for variable in self._step.source.scale]

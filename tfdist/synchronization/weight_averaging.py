@@ -106,14 +106,14 @@ def create_outer_optimizer(text: str) -> keras.Optimizer | None:
     """Creates the outer optimizer that `text` describes, or returns None for an empty text.
 
     Raises:
-      InputError: the optimizer or an argument is unknown, or its state is initialized with a copy of the weights.
+      InputError: the optimizer or an argument is unknown, or the optimizer initializes its state with the weights.
     """
     if not text:
         return None
     optimizer = create_optimizer(text, parse(text).args["learning_rate"], flag="--sync: outer")
     if keras_internals.state_starts_from_weights(optimizer):
         raise InputError(
-            "The state of an outer optimizer cannot begin as a copy of the weights, which it receives later. Received: "
+            "An outer optimizer receives the weights later, so it must initialize its state to constants. Received: "
             f"outer={text}. Use another optimizer, such as adam."
         )
     return optimizer

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.config.sync import Sync
-from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_weight
+from tfdist.data import DatasetSplits, Examples, as_examples, fit_data, with_class_weight
 from tfdist.data.examples import PartialEpochs
 from tfdist.data.inputs import all_data, check_array, evaluation_errors, test_examples
 from tfdist.errors import InputError, is_integer, is_number, nearest
@@ -144,7 +144,7 @@ DEFAULT_BATCH_SIZE = 32  # as in Keras
 class FitArguments(NamedTuple):
     """The validated arguments of a call of `fit`."""
 
-    data: DataSet  # examples for training and validation
+    data: DatasetSplits  # examples for training and validation
     batch_size: int  # global batch size
     steps: int  # length of the run in steps, or 0
     epochs: int  # length of the run in epochs, or 0
@@ -204,7 +204,7 @@ def fit_arguments(
     if class_weight:
         train = with_class_weight(train, class_weight, one_hot)
     test = data.test and _limit(data.test, validation_steps, validation_batch_size)
-    data = DataSet(data.name, train, test, data.input_shape, data.classes)
+    data = DatasetSplits(data.name, train, test, data.input_shape, data.classes)
     return FitArguments(data, batch_size, steps, epochs, initial_epoch, validation_freq, validation_batch_size)
 
 

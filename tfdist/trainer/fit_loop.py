@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.checkpoint.manager import Saver
 from tfdist.cluster.progress_file import ProgressFile
 from tfdist.coordination.watchdog import Watchdog
-from tfdist.data import DataSet, Examples, Pipeline, explain_reading_errors, steps_in_epochs
+from tfdist.data import DatasetSplits, Examples, Pipeline, explain_reading_errors, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.data.row_partition import EVEN, RowAllocation
 from tfdist.distribution.balanced_parts import describe_parts
@@ -50,7 +50,7 @@ _MAX_LISTED = 8  # maximum number of replicas for which the number of rows is li
 
 
 def describe(
-    program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "", allocation: RowAllocation = EVEN
+    program: Program, data: DatasetSplits, plan: RunPlan, strategy_reason: str = "", allocation: RowAllocation = EVEN
 ) -> dict[str, str]:
     """Returns descriptions of a run by name, such as its model, data, strategy, batch and length."""
     model, strategy, settings = program.model, program.strategy, program.settings
@@ -79,7 +79,7 @@ def describe_model(model: keras.Model) -> str:
     return f"{model.name}, {count:,} parameters ({byte_size(size)}){frozen}"
 
 
-def describe_data(data: DataSet) -> str:
+def describe_data(data: DatasetSplits) -> str:
     """Returns a description such as `digits, 1,437 examples of 8x8x1, 10 classes; 360 to evaluate`."""
     name = "" if data.name == "data" else f"{data.name}, "  # arrays have no name
     classes = f", {data.classes} classes" if data.classes else ""

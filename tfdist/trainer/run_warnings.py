@@ -9,7 +9,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.config.decay import Step, parse_decay
 from tfdist.config.strategy_registry import DECLARATIONS
 from tfdist.config.sync import Periodic
-from tfdist.data import DataSet
+from tfdist.data import DatasetSplits
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import with_argument_names
@@ -28,7 +28,7 @@ def _one_device_warning(strategy: Strategy) -> str | None:
     return f"Strategy {strategy.name} has one device here, so nothing is distributed. {remedy}"
 
 
-def _length_warnings(data: DataSet, batches: BatchSchedule, step: int, end: int) -> Iterator[str]:
+def _length_warnings(data: DatasetSplits, batches: BatchSchedule, step: int, end: int) -> Iterator[str]:
     batch_size, examples = batches.position.batch_size, data.train.size
     if batch_size > examples and not data.train.batch_text:
         yield (
@@ -95,7 +95,7 @@ def _evaluation_warning(period: int, evaluates: bool, begun_at: int, end: int) -
 
 def warn_about_run(
     program: Program,
-    data: DataSet,
+    data: DatasetSplits,
     batches: BatchSchedule,
     step: int,
     end: int,

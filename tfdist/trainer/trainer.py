@@ -21,7 +21,7 @@ from tfdist.config.pipeline import check_without_flush
 from tfdist.config.sync import DEFAULT, Sync, parse_sync
 from tfdist.config.train_config import check_arguments
 from tfdist.coordination.group import long_timeout
-from tfdist.data import DataSet, Examples, as_examples
+from tfdist.data import DatasetSplits, Examples, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.data.inputs import input_examples
 from tfdist.data.reading_errors import explain_reading_errors
@@ -318,9 +318,9 @@ class Trainer:
         Args:
           x: inputs, as an array or a list, tuple or dict of arrays, with `y`; or all of the data: arrays (x, y); a
             `tf.data.Dataset`, `keras.utils.PyDataset` or generator of batches, whose rows are used in their order, which must
-            be the same on every process; a `tf.data.Dataset` of unbatched examples, which is shuffled; a `DataSet`, a source;
-            or a pair of these for training and validation. tf.data's autotuning is disabled, because its thread delays the
-            end of a run by up to a minute: `AUTOTUNE` then means one parallel call per core.
+            be the same on every process; a `tf.data.Dataset` of unbatched examples, which is shuffled; a source; a
+            `DatasetSplits`; or a pair of these for training and validation. tf.data's autotuning is disabled, because its
+            thread delays the end of a run by up to a minute: `AUTOTUNE` then means one parallel call per core.
           y: targets, as arrays.
           batch_size: global batch size, over all replicas; defaults to the size of the first batch of `x`, or 32.
           epochs: number of passes over the data, including those before `initial_epoch`; by default 1 without `steps`.
@@ -496,7 +496,8 @@ class Trainer:
 
         Args:
           x: an array, or a list or dict of arrays for a model with several inputs; a `tf.data.Dataset`, with or without
-            targets; or other data in a form of `fit`, whose targets are ignored. The test examples of a `DataSet` are used.
+            targets; or other data in a form of `fit`, whose targets are ignored. Of a `DatasetSplits`, the test
+            examples are used.
           batch_size: examples per batch, over all replicas; does not affect the result. Defaults to the size of the
             first batch of `x`, or 32.
           verbose: "auto", 0 (silent), 1 (a progress bar) or 2 (one line); as for Keras's `predict`.
@@ -598,7 +599,7 @@ class Trainer:
           data: training data in any of the forms of `fit`; arrays as a tuple (x, y).
         """
         if self._program is None:
-            spec = (data.train if isinstance(data, DataSet) else as_examples(data)).element_spec
+            spec = (data.train if isinstance(data, DatasetSplits) else as_examples(data)).element_spec
             self._program = Program(self.model, self.strategy, self._settings, self._compression, self._store, spec)
         return self._program
 

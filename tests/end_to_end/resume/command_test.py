@@ -90,7 +90,7 @@ def test_what_is_launched_has_one_directory_though_another_size_has_another_stra
     train.main(TrainConfig(strategy="auto", model="mlp(hidden=(8,))", dataset="digits", steps=2))
     [path] = (tmp_path / "runs").iterdir()
     assert path.name == "digits-mlp-20261122-101500"
-    assert RunDirectory(path).read_starts()[0]["launched"] == "20261122-101500"
+    assert RunDirectory(path).read_starts()[0]["job_name"] == "20261122-101500"
 
 
 def test_a_lower_rate_is_used(tmp_path):

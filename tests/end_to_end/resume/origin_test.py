@@ -22,8 +22,8 @@ def directory(tmp_path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
-def begun(directory: RunDirectory, *saved: int, flags=FLAGS, launched="") -> RunDirectory:
-    directory.begin(TEXT, ["alpha"], facts={"launched": launched})
+def begun(directory: RunDirectory, *saved: int, flags=FLAGS, job_name="") -> RunDirectory:
+    directory.begin(TEXT, ["alpha"], facts={"job_name": job_name})
     for step in saved:
         save(directory, step, flags)
     return directory
@@ -128,7 +128,7 @@ def test_a_run_may_have_a_name_like_a_checkpoint_s(tmp_path):
 
 @pytest.mark.parametrize("resume", ["never", "/another/run"])
 def test_what_a_launcher_starts_again_goes_on(resume, directory):
-    begun(directory, 5, launched="20261123-101500")
+    begun(directory, 5, job_name="20261123-101500")
     for another in ("", "20261123-111500"):  # another job, which may have been restarted, too
         with pytest.raises(InputError, match="must be empty or new"):
             origin(resume, directory, FLAGS, another)
@@ -163,7 +163,7 @@ def test_a_start_that_was_killed_did_not_lose_what_it_began_with(killed_at, dire
         killing.setattr(os, "replace", replace)
         try:
             directory.begin(
-                f"{TEXT}--resume={path}\n", ["alpha"], step=7, checkpoint=checkpoint, facts={"launched": "today"}
+                f"{TEXT}--resume={path}\n", ["alpha"], step=7, checkpoint=checkpoint, facts={"job_name": "today"}
             )
         except KeyboardInterrupt:
             pass

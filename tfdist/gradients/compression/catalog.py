@@ -98,7 +98,7 @@ def create(methods: Sequence[Spec]) -> Reducer:
             )
         first = combine(second)
     reducer = CodecReducer(first) if isinstance(first, Codec) else first
-    if feedback and feedback[-1] and reducer.remembers:
+    if feedback and feedback[-1] and reducer.stores_unsent:
         raise InputError(f"{methods[0].name} has its own error feedback. Received: {methods[0]}. Remove feedback.")
     if reducer.experimental:
         text = "|".join(map(str, methods))

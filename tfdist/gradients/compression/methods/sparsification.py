@@ -161,7 +161,7 @@ class DGC(Vectorwise):
     """
 
     keeps_shapes = True  # the norm, k and the state are per variable
-    remembers = True
+    stores_unsent = True
 
     def __init__(
         self,
