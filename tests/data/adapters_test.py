@@ -33,7 +33,7 @@ def test_what_a_function_may_return(value, kind, test, classes):
     assert (found.name, found.train.size, found.input_shape, found.classes) == ("mine", 6, (4,), classes)
 
 
-def test_a_data_set_stays_as_it_is():
+def test_a_dataset_stays_as_it_is():
     mine = DatasetSplits("own", ArraySource((X, Y)), None, (4,), 3)
     assert as_dataset_splits(mine, "other") is mine
 
@@ -87,7 +87,7 @@ def test_the_last_rows_are_split_off():
     ]
 
 
-def test_with_targets_nothing_is_a_pair_of_data_sets():
+def test_with_targets_nothing_is_a_pair_of_datasets():
     """Tuples of two inputs and two outputs look like two pairs (x, y)."""
     found = fit_data((X, X), (Y, Y), None, None, 0.0)
     assert found.test is None

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.data.reading import everything
-from tfdist.config.data_set_files import COLON_ARGUMENTS
+from tfdist.config.dataset_files import COLON_ARGUMENTS
 from tfdist.data import DatasetSplits, EvaluationPipeline, Pipeline, TextSource, catalog, images, load
 from tfdist.data import catalog as text_module
 from tfdist.data.catalog import CATALOG, synthetic
@@ -160,7 +160,7 @@ def test_fashion_mnist_is_read_from_idx_files(fashion):
     assert found.train.element_spec == (tf.TensorSpec([28, 28, 1], tf.float32), tf.TensorSpec([], tf.int32))
 
 
-def test_fashion_mnist_is_found_where_keras_keeps_data_sets(fashion, tmp_path, monkeypatch):
+def test_fashion_mnist_is_found_where_keras_keeps_datasets(fashion, tmp_path, monkeypatch):
     folder, _ = fashion
     (tmp_path / "home" / "datasets").mkdir(parents=True)
     (tmp_path / "home" / "datasets" / "fashion-mnist").symlink_to(folder)

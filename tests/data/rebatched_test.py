@@ -236,7 +236,7 @@ def test_the_shuffle_goes_through_a_buffer():
     assert all(example - place < 10 for place, example in enumerate(epoch))
 
 
-def test_the_default_buffer_holds_a_small_data_set_and_bounds_the_memory_of_a_large_one():
+def test_the_default_buffer_holds_a_small_dataset_and_bounds_the_memory_of_a_large_one():
     small = StreamSource(numbered(3000))
     assert small._buffer_size == 3000
     large = tf.data.Dataset.range(10**6).map(lambda i: (tf.zeros([224, 224, 3], tf.uint8), i))

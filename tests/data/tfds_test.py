@@ -52,7 +52,7 @@ def folder(builders, tmp_path_factory):
     return path
 
 
-def test_a_prepared_data_set_is_a_stream_of_scaled_images(folder):
+def test_a_prepared_dataset_is_a_stream_of_scaled_images(folder):
     found = load("tfds:tiles", data_dir=str(folder))
     assert (found.name, found.input_shape, found.classes) == ("tfds:tiles", (4, 4, 1), 3)
     assert isinstance(found.train, StreamSource)

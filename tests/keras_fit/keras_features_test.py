@@ -41,7 +41,7 @@ def by_tf_data(model: keras.Model) -> Any:
     return model.fit(data, epochs=2, verbose=0, validation_data=data).history
 
 
-def by_an_endless_data_set(model: keras.Model) -> Any:
+def by_an_endless_dataset(model: keras.Model) -> Any:
     data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(24).repeat().batch(5)
     held_out = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(7)
     return model.fit(data, epochs=3, steps_per_epoch=3, verbose=0, validation_data=held_out, validation_steps=2).history
@@ -101,7 +101,7 @@ def freezing_a_layer(model: keras.Model) -> Any:
 USES = (
     by_generator,
     by_tf_data,
-    by_an_endless_data_set,
+    by_an_endless_dataset,
     by_a_py_dataset,
     in_two_fits,
     with_validation_in_between,
@@ -112,7 +112,7 @@ USES = (
 
 @pytest.mark.parametrize(
     "use",
-    quick(USES, by_an_endless_data_set, by_a_py_dataset, in_two_fits, with_validation_in_between, freezing_a_layer),
+    quick(USES, by_an_endless_dataset, by_a_py_dataset, in_two_fits, with_validation_in_between, freezing_a_layer),
 )
 @pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning", "ignore:.*shuffle=True:UserWarning")
 def test_a_use_of_fit(use: Callable[[keras.Model], Any], as_one_device: Compare) -> None:

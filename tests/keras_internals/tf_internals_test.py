@@ -80,7 +80,7 @@ def same(x, y):
         (tf.data.Dataset.from_generator(lambda: iter([(X, Y)]), output_signature=UNKNOWN), True, None),
     ],
 )
-def test_how_a_data_set_was_made(dataset, is_batched, rows):
+def test_how_a_dataset_was_made(dataset, is_batched, rows):
     assert keras_internals.is_batched(dataset) == is_batched
     if is_batched:
         assert keras_internals.count_rows(dataset, len(next(iter(dataset))[0])) == rows

@@ -139,7 +139,7 @@ def test_the_number_of_parameter_servers_is_shown(tmp_path):
     assert "  parameter_server x2, 1 server  " in table([read_run(write(tmp_path, [served]), "first")], "loss")[1]
 
 
-def test_a_long_data_set_is_shortened_in_the_middle_and_what_has_no_room_is_named(tmp_path):
+def test_a_long_dataset_is_shortened_in_the_middle_and_what_has_no_room_is_named(tmp_path):
     long = start(0, 1000.0, replicas=2, strategy="mirrored")
     long["flags"] = ["--model=cnn", "--dataset=csv:/data/measurements/2026/november/table.csv(label='kind')"]
     run = read_run(write(tmp_path / "first", [long]), "first")

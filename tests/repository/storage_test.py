@@ -13,7 +13,7 @@ OF_ONE_MACHINE = {
     "tfdist.cluster": "progress files, signals, and what the kernel says of the machine",
     "tfdist.coordination.job_token": "secrets, whose owner and mode matter",
     "tfdist.data": "a user's datasets",
-    "tfdist.config.data_set_files": "a user's datasets",
+    "tfdist.config.dataset_files": "a user's datasets",
     "tfdist.run": "a user's program",
     "tfdist.launch": "a user's program, and network namespaces",
     "tfdist.trainer.program": "the code that runs",

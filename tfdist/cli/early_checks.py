@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tfdist.cluster.environment import Cluster, detect_cluster
 from tfdist.config.conflicts import check_strategy
-from tfdist.config.data_set_files import check_files
+from tfdist.config.dataset_files import check_files
 from tfdist.config.strategy_registry import AUTO, strategy_declaration
 from tfdist.coordination import job_token
 from tfdist.distribution.strategy_selection import StrategyChoice, detect

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from tfdist.config.balance import parse_balance
 from tfdist.config.conflicts import check_refusals, check_rules, conflict_error
-from tfdist.config.data_set_files import DATA_SETS, SAFE_DATA_SETS
+from tfdist.config.dataset_files import DATASETS, SAFE_DATASETS
 from tfdist.config.decay import DECAYS, Plateau, parse_decay
 from tfdist.config.fields import (
     ANY_TEXT,
@@ -61,8 +61,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"explains; {USER_CODE}.",
         parse=parse,
         fixed=True,
-        known=DATA_SETS,
-        safe_values=SAFE_DATA_SETS,
+        known=DATASETS,
+        safe_values=SAFE_DATASETS,
     )
     data_dir: str | None = model_flag(
         None,

@@ -9,7 +9,7 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from tfdist.config.data_set_files import find_path
+from tfdist.config.dataset_files import find_path
 from tfdist.data.examples import DatasetSplits, Origins, Transform, identity
 from tfdist.data.images import scale_to_unit
 from tfdist.data.source import ArraySource, split_indices

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config import spec
-from tfdist.config.data_set_files import COLON_ARGUMENTS
+from tfdist.config.dataset_files import COLON_ARGUMENTS
 from tfdist.config.spec import call_user_function
 from tfdist.data import array_files, image_folder, images, tfrecord
 from tfdist.data.examples import DatasetSplits, Element
@@ -229,18 +229,18 @@ def load(name: str, data_dir: str | None = None) -> DatasetSplits:
         raise InputError(
             f'The name of a dataset must be a string, such as "digits". Received: {name!r:.60}. Pass arrays to fit directly.'
         )
-    data_set_spec = spec.parse(name)
-    prefix, colon, argument = data_set_spec.name.partition(":")
+    dataset_spec = spec.parse(name)
+    prefix, colon, argument = dataset_spec.name.partition(":")
     if colon and COLON_ARGUMENTS.get(prefix):
-        data_set_spec = spec.Spec(prefix, {COLON_ARGUMENTS[prefix]: argument} | data_set_spec.args)
-    if data_set_spec.name in CATALOG:
-        return spec.call(CATALOG[data_set_spec.name], data_set_spec, data_dir=data_dir)
+        dataset_spec = spec.Spec(prefix, {COLON_ARGUMENTS[prefix]: argument} | dataset_spec.args)
+    if dataset_spec.name in CATALOG:
+        return spec.call(CATALOG[dataset_spec.name], dataset_spec, data_dir=data_dir)
     if colon:
         return as_dataset_splits(
-            call_user_function("--dataset", spec.load_object(data_set_spec.name), data_set_spec, data_dir=data_dir),
-            str(data_set_spec),
+            call_user_function("--dataset", spec.load_object(dataset_spec.name), dataset_spec, data_dir=data_dir),
+            str(dataset_spec),
         )
-    raise InputError(f"--dataset={name} is not known.{spec.nearest(data_set_spec.name, CATALOG)}")
+    raise InputError(f"--dataset={name} is not known.{spec.nearest(dataset_spec.name, CATALOG)}")
 
 
 def takes_data_dir(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfdist.config.data_set_files import checksum_of, find_path
+from tfdist.config.dataset_files import checksum_of, find_path
 from tfdist.data.examples import DatasetSplits, Element, Origins, without_targets
 from tfdist.data.image_decoding import ImageDecoding, decoded_shape, image_decoding
 from tfdist.data.reading_errors import first_unreadable

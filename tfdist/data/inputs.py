@@ -428,10 +428,10 @@ def is_data_loader(value: Any) -> bool:
 
 def _is_pair(value: Any) -> bool:
     """Returns whether a value is a pair of datasets, for training and test, rather than (x, y)."""
-    return isinstance(value, tuple | list) and len(value) == 2 and all(_is_data_set(part) for part in value)
+    return isinstance(value, tuple | list) and len(value) == 2 and all(_is_dataset(part) for part in value)
 
 
-def _is_data_set(part: Any) -> bool:
+def _is_dataset(part: Any) -> bool:
     return isinstance(part, Examples | tf.data.Dataset | keras.utils.PyDataset) or (
         isinstance(part, tuple | list) and len(part) in (2, 3) and all(not np.isscalar(item) for item in part)
     )

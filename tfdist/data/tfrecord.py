@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist.config.data_set_files import checksum_of, matching_files
+from tfdist.config.dataset_files import checksum_of, matching_files
 from tfdist.config.rules import split_outside_brackets
 from tfdist.data.examples import DatasetSplits, Element
 from tfdist.data.image_decoding import ImageDecoding, image_decoding, without_context

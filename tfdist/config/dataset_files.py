@@ -21,10 +21,10 @@ COLON_ARGUMENTS = {
     "tfrecord": "path",
 }
 # Datasets that a run directory may name in safe mode; the files of tensorflow-datasets name modules to import.
-SAFE_DATA_SETS = "|".join(
+SAFE_DATASETS = "|".join(
     f"{name}(:.*)?" if argument else name for name, argument in COLON_ARGUMENTS.items() if name != "tfds"
 )
-DATA_SETS = tuple(f"{name}:" if argument else name for name, argument in COLON_ARGUMENTS.items())
+DATASETS = tuple(f"{name}:" if argument else name for name, argument in COLON_ARGUMENTS.items())
 _EXISTS = {"file": os.path.isfile, "folder": os.path.isdir}
 
 
