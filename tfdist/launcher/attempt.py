@@ -55,8 +55,7 @@ def run_attempt(host: Host, order_source: OrderSource, order: Order, is_first: b
             port_warning = ENGINES[host.job.launcher].port_warning
             if port_warning and not host.job.servers:
                 host.say(port_warning)
-        absent: list[int] = []  # ranks that do not join in time
-        timeout = _start_timeout(host.job.start_timeout_seconds, server, absent)
+        timeout = _StartTimeout(host.job.start_timeout_seconds, server)
         rejoin = _RejoinCheck(host.job, server, order.attempt)
         stops: list[StopCheck] = [*host.stops, timeout, lambda: _check_launchers(host, launchers)]
         stops += [lambda: _check_orders(host, order_source), rejoin]
@@ -65,7 +64,7 @@ def run_attempt(host: Host, order_source: OrderSource, order: Order, is_first: b
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
     step, final = host.progress_files.read(ranks) if host.progress_files else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
-    return report._replace(outcome=outcome, step=step, final=final, absent=absent)
+    return report._replace(outcome=outcome, step=step, final=final, absent=timeout.absent_ranks)
 
 
 @contextlib.contextmanager
@@ -156,26 +155,31 @@ def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
     return Stop(outcome, host.job.grace_seconds) if any(screen.is_broken for screen in screens) else None
 
 
-def _start_timeout(seconds: float, server: Server | None, absent: list[int]) -> StopCheck:
-    """Returns a check that all ranks join the group within a time limit after the first rank; adds the others to `absent`.
+class _StartTimeout:
+    """A check that all ranks join the group within a time limit after the first rank.
 
     Ranks that do not use tfdist never join the group, and have no time limit.
+
+    Attributes:
+      absent_ranks: the ranks that did not join in time.
     """
-    first_join = 0.0
 
-    def check() -> Stop | None:
-        nonlocal first_join
-        missing = server.absent_ranks() if server else []
-        if not missing or not server or len(missing) == server.size:
-            return None
-        first_join = first_join or time.monotonic()
-        if time.monotonic() - first_join < seconds:
-            return None
-        absent[:] = missing
-        reason = f"{name_ranks(missing)} did not join the job's group within {seconds:g} s (--start_timeout_seconds)"
-        return Stop(Outcome(ExitCode.PEER_LOST, reason, missing[0]), is_final=False)
+    def __init__(self, seconds: float, server: Server | None):
+        self._seconds, self._server = seconds, server
+        self._first_join = 0.0
+        self.absent_ranks: Sequence[int] = ()
 
-    return check
+    def __call__(self) -> Stop | None:
+        absent_ranks = self._server.absent_ranks() if self._server else []
+        if not absent_ranks or not self._server or len(absent_ranks) == self._server.size:
+            return None
+        now = time.monotonic()
+        self._first_join = self._first_join or now
+        if now - self._first_join < self._seconds:
+            return None
+        self.absent_ranks = absent_ranks
+        reason = f"{name_ranks(absent_ranks)} did not join the job's group within {self._seconds:g} s (--start_timeout_seconds)"
+        return Stop(Outcome(ExitCode.PEER_LOST, reason, absent_ranks[0]), is_final=False)
 
 
 class _RejoinCheck:
