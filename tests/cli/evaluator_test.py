@@ -80,7 +80,7 @@ def test_only_complete_checkpoints_of_this_run_are_returned_until_its_end(tmp_pa
     watcher = evaluator.CheckpointWatcher(directory, vars(flags), "this job")
 
     def begin(job: str) -> None:
-        directory.begin(flags_text(flags), ["host"], facts={"launched": job})
+        directory.begin(flags_text(flags), ["host"], facts={"job_name": job})
 
     def names() -> list[str]:
         return [path.name for path in watcher.new_checkpoints()]

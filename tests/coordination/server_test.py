@@ -80,7 +80,7 @@ def test_operations_complete_without_members_whose_losses_are_tolerated(job):
     four = job(4)
     departures = []
     four.members[0].on_departure(departures.append)
-    four.members[0].tolerate_losses([1, 2])
+    four.members[0].tolerate_lost_members([1, 2])
     wait_for(lambda: four.server.tolerated_members == {1, 2})
     waiting = [four.start(four.members[rank].gather, "x", rank) for rank in (0, 3)]
     arrived = four.start(outcome, four.members[2].gather, "x", 2)

@@ -33,7 +33,7 @@ def test_a_job_that_fails_goes_on_where_it_saved(how: str, size: int, launch) ->
 
 @pytest.mark.parametrize("how", ["1 / 0", "group.first_loss(0.1); os.kill(0, signal.SIGSTOP)"])
 def test_a_job_goes_on_without_a_rank_whose_loss_its_group_tolerates(how: str, launch) -> None:
-    tolerate = "if rank == 0 and step == 2: group.tolerate_losses([1])\n            "
+    tolerate = "if rank == 0 and step == 2: group.tolerate_lost_members([1])\n            "
     one = launch("--max_restarts=2", fault=tolerate + die("rank == 1 and step == 8", how), size=3)
     assert one.end() == 0
     assert [(rank, step, restart) for rank, step, restart, _, _ in one.begun()] == [(rank, 0, 0) for rank in range(3)]
@@ -42,7 +42,7 @@ def test_a_job_goes_on_without_a_rank_whose_loss_its_group_tolerates(how: str, l
 
 
 def test_all_save_and_start_again_with_a_rank_that_the_job_went_on_without(launch) -> None:
-    tolerate = "if rank == 0 and step == 2: group.tolerate_losses([1])\n            "
+    tolerate = "if rank == 0 and step == 2: group.tolerate_lost_members([1])\n            "
     slow = "time.sleep(0.2)\n            "
     fault = slow + tolerate + die("rank == 1 and restart == 0 and step == 4", "1 / 0")
     one = launch("--max_restarts=1", "--rejoin_seconds=0.5", fault=fault, size=3, last=15)
