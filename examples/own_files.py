@@ -2,7 +2,7 @@
 
     python examples/own_files.py files
 
-Images are the handwritten digits of scikit-learn, the table is its wine data. docs/guides/data.md trains on these files.
+The images are scikit-learn's handwritten digits, and the table is its wine data. docs/guides/data.md trains on these files.
 """
 
 import csv
@@ -39,7 +39,7 @@ def write_records(folder: pathlib.Path, images: np.ndarray, labels: np.ndarray) 
 
 
 def write_table(path: pathlib.Path) -> None:
-    """Writes a table with a line of names; the last column is the label."""
+    """Writes a CSV file with a header row; the last column is the label."""
     wine = load_wine()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -1,7 +1,7 @@
 """A custom model and dataset, given by the names of two functions.
 
     cd examples && tfdist train --model="own_model_and_data:network(width=32)" \
-        --dataset=own_model_and_data:tumours --batch_size=32 --epochs=20
+        --dataset=own_model_and_data:tumors --batch_size=32 --epochs=20
 
 The module is searched for in the current directory and PYTHONPATH. Arguments in parentheses are passed to the function.
 """
@@ -23,8 +23,8 @@ def network(input_shape, classes, width: int = 16, dropout: float = 0.1):
     )
 
 
-def tumours(test_size: int = 114):
-    """Returns (x, y) for training and (x, y) for testing. Each may also be a `tf.data.Dataset` of single examples."""
+def tumors(test_size: int = 114):
+    """Returns (x, y) for training and (x, y) for testing. Each may also be a `tf.data.Dataset` of unbatched examples."""
     x, y = load_breast_cancer(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
     x, y = x[order], y[order]

@@ -105,7 +105,7 @@ def test_a_usage_scope_notes_variables_and_reads_no_values():
         normalization(tf.ones((2, 3)), training=True)
         assert float(normalization.gamma.value[0]) == 0.0
     assert {id(variable) for variable in scope.reads.values()} == set(map(id, normalization.variables))
-    assert [variable.name for variable in scope.assigns.values()] == ["moving_mean", "moving_variance"]
+    assert [variable.name for variable in scope.assigned.values()] == ["moving_mean", "moving_variance"]
     assert len(made) == 4 and float(normalization.gamma[0]) == 1.0
 
 

@@ -38,7 +38,7 @@ def test_a_signal_reaches_grandchildren_and_is_remembered(start):
     child = start("sh", "-c", "sleep 1000 & echo $!; wait")
     grandchild = int(child.out.readline())
     child.signal(signal.SIGTERM)
-    assert wait(child) == 143 and child.signalled
+    assert wait(child) == 143 and child.signaled
     assert ends(grandchild)
 
 
@@ -46,7 +46,7 @@ def test_who_ended_before_the_signal_was_not_ended_by_it(start):
     child = start("sh", "-c", "exit 3")
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     child.signal(signal.SIGTERM)
-    assert child.code == 3 and not child.signalled
+    assert child.code == 3 and not child.signaled
 
 
 def test_reaping_ends_what_the_process_left(start):

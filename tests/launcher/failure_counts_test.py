@@ -6,8 +6,8 @@ from tfdist.launcher.job import Outcome
 from tfdist.launcher.orders import Report
 
 
-def signalled(rank: int, code: int = 137) -> EndedProcess:
-    return EndedProcess(rank, code, signalled=True)
+def signaled(rank: int, code: int = 137) -> EndedProcess:
+    return EndedProcess(rank, code, signaled=True)
 
 
 @pytest.mark.parametrize(
@@ -16,12 +16,12 @@ def signalled(rank: int, code: int = 137) -> EndedProcess:
         ([EndedProcess(0, 0), EndedProcess(1, 0)], Outcome(0), 0),
         ([EndedProcess(0, 5), EndedProcess(1, 137)], Outcome(137, "", 1), 1),
         ([EndedProcess(0, 1), EndedProcess(1, 1)], Outcome(1, "", 0), 2),
-        ([EndedProcess(0, 5), signalled(1)], Outcome(1, "", 1), 1),  # its goodbye preceded its end
-        ([EndedProcess(0, 5), signalled(1), EndedProcess(2, 5)], Outcome(5, "", 1), 1),  # silent, or did not join
-        ([EndedProcess(0, 5), signalled(1)], Outcome(5, "", 0), 0),  # losing a peer is not a failure
-        ([EndedProcess(0, 4), signalled(1)], Outcome(4, "", 1), 0),  # a stalled rank waits for another
-        ([signalled(0), signalled(1)], Outcome(5), 0),
-        ([signalled(0), signalled(1)], Outcome(1, "", 2), 0),  # a rank of another node
+        ([EndedProcess(0, 5), signaled(1)], Outcome(1, "", 1), 1),  # its goodbye preceded its end
+        ([EndedProcess(0, 5), signaled(1), EndedProcess(2, 5)], Outcome(5, "", 1), 1),  # silent, or did not join
+        ([EndedProcess(0, 5), signaled(1)], Outcome(5, "", 0), 0),  # losing a peer is not a failure
+        ([EndedProcess(0, 4), signaled(1)], Outcome(4, "", 1), 0),  # a stalled rank waits for another
+        ([signaled(0), signaled(1)], Outcome(5), 0),
+        ([signaled(0), signaled(1)], Outcome(1, "", 2), 0),  # a rank of another node
     ],
 )
 def test_who_has_died_of_a_failure_of_its_own(ends, cause, count):

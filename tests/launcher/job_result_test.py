@@ -12,7 +12,7 @@ class EndedProcess:
     rank: int
     code: int | None
     end_time: float = 0.0
-    signalled: bool = False
+    signaled: bool = False
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ class EndedProcess:
         ([EndedProcess(0, 1, 2.0), EndedProcess(1, 137, 1.0)], 1),  # the first failure
         ([EndedProcess(0, 5, 1.0), EndedProcess(1, 3, 2.0)], 1),  # losing a peer is a consequence
         ([EndedProcess(0, 5, 2.0), EndedProcess(1, 5, 1.0)], 1),  # unless all processes lost a peer
-        ([EndedProcess(0, 143, 1.0, signalled=True), EndedProcess(1, 3, 2.0)], 1),  # so is being ended by the launcher
-        ([EndedProcess(0, 143, 1.0, signalled=True)], None),
+        ([EndedProcess(0, 143, 1.0, signaled=True), EndedProcess(1, 3, 2.0)], 1),  # so is being ended by the launcher
+        ([EndedProcess(0, 143, 1.0, signaled=True)], None),
         ([EndedProcess(0, 75, 1.0), EndedProcess(1, 1, 2.0)], 1),  # a preemption is not the cause either
         ([EndedProcess(0, 5, 1.0), EndedProcess(1, 75, 2.0)], 1),  # unless the others only lost that peer
     ],
@@ -81,7 +81,7 @@ def test_who_is_silent_and_still_runs_is_the_cause(ends, loss):
     "ends, loss, cause",
     [
         ([EndedProcess(0, 5, 1.0), EndedProcess(1, 137, 2.0)], SILENT, 1),  # its own exit code is more specific
-        ([EndedProcess(0, 5, 1.0), EndedProcess(1, 137, 2.0, signalled=True)], SILENT, 0),  # caused by the launcher
+        ([EndedProcess(0, 5, 1.0), EndedProcess(1, 137, 2.0, signaled=True)], SILENT, 0),  # caused by the launcher
         ([EndedProcess(0, 1)], SILENT, 0),  # a failure here need not be caused by another node
         ([EndedProcess(0, None), EndedProcess(1, None)], LostMember(1, NO_GOODBYE), None),  # it may end successfully
         ([EndedProcess(0, None)], LostMember(1, NO_GOODBYE), None),
@@ -89,8 +89,8 @@ def test_who_is_silent_and_still_runs_is_the_cause(ends, loss):
         ([EndedProcess(0, 1, 1.0), EndedProcess(1, 137, 1.01)], CLOSED[2], 0),  # of another node, or still running
         ([EndedProcess(0, 0), EndedProcess(1, None)], CLOSED[0], None),  # a silent end with code 0 is no failure
         ([EndedProcess(0, 0), EndedProcess(1, 5)], CLOSED[0], 1),
-        ([EndedProcess(0, 3), EndedProcess(1, 143, 0.5, signalled=True)], SIGNAL_OFFSET, 0),  # by the launcher
-        ([EndedProcess(0, None), EndedProcess(1, 143, 0.5, signalled=True)], SIGNAL_OFFSET, None),
+        ([EndedProcess(0, 3), EndedProcess(1, 143, 0.5, signaled=True)], SIGNAL_OFFSET, 0),  # by the launcher
+        ([EndedProcess(0, None), EndedProcess(1, 143, 0.5, signaled=True)], SIGNAL_OFFSET, None),
     ],
 )
 def test_whoever_has_ended_or_is_not_missed_is_not(ends, loss, cause):

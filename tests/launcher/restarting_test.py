@@ -75,7 +75,7 @@ def test_nor_is_what_a_rank_forbids_to_start_again(size: str, launch) -> None:
 
 
 def test_a_signal_to_one_rank_ends_all_with_75_and_who_takes_its_time_to_save_is_waited_for(launch) -> None:
-    """It is not signalled, because a second signal would end it immediately."""
+    """It is not signaled, because a second signal would end it immediately."""
     says = "print(f'saved at step {step}', flush=True)"
     one = launch(last=10**6, ending=f"time.sleep(4 * rank); {says}; group.leave(75); os._exit(75)")
     os.kill(one.wait_for_ranks(2)[0], signal.SIGTERM)
@@ -115,14 +115,14 @@ def test_a_signal_ends_the_pause(launch) -> None:
     assert time.monotonic() - began < 40.0 and one.said[-1] == "tfdist launch: ended by SIGTERM."
 
 
-@pytest.mark.parametrize("signalled", ["launcher", "rank"])
+@pytest.mark.parametrize("signaled", ["launcher", "rank"])
 @pytest.mark.parametrize("node", [0, 1])
-def test_on_several_hosts_all_launchers_end_with_75(node: int, signalled: str, launch) -> None:
+def test_on_several_hosts_all_launchers_end_with_75(node: int, signaled: str, launch) -> None:
     [address] = processes.free_addresses(1)
     flags = ("--nodes=2", f"--coordinator={address}")
     nodes = [launch(*flags, f"--node_rank={i}", last=10**6, size=1, ending="time.sleep(4 * rank)") for i in range(2)]
     pids = [one.wait_for_ranks(1)[0] for one in nodes]
-    os.kill(pids[node] if signalled == "rank" else nodes[node].job.processes[0].pid, signal.SIGTERM)
+    os.kill(pids[node] if signaled == "rank" else nodes[node].job.processes[0].pid, signal.SIGTERM)
     assert [one.end() for one in nodes] == [75, 75]
 
 

@@ -45,7 +45,7 @@ OWN = {
         r"all_reduce gradients/bucket0",
     ),
     "own_model_and_data.py": (
-        ["--model=own_model_and_data:network(width=8)", "--dataset=own_model_and_data:tumours", "--steps=5"],
+        ["--model=own_model_and_data:network(width=8)", "--dataset=own_model_and_data:tumors", "--steps=5"],
         r"eval after 5 steps: loss [\d.]+  accuracy [\d.]+",
     ),
     "rows_by_key.py": (

@@ -36,7 +36,7 @@ class BestTracker:
     """
 
     def __init__(self, directory: str, metric: str, mode: str, initial: BestValue | None = None):
-        """Initializes the tracker; `initial` is a resumed run's best value, ignored if it is of another metric or mode."""
+        """Initializes the tracker; `initial` is a resumed run's best value, ignored if it is for another metric or mode."""
         self.directory = directory
         self._metric, self._mode = metric, mode
         self.best = initial if initial and initial[:2] == (metric, mode) else None
@@ -83,7 +83,7 @@ def best_checkpoint(tracker: BestTracker | None, step: int, group: Group) -> tup
     return (best if intact_path else None), intact_path
 
 
-def best_of(values: Mapping[str, Any]) -> BestValue | None:
+def parse_best_value(values: Mapping[str, Any]) -> BestValue | None:
     """Returns the best value in a checkpoint's `values`, or None; raises `TypeError` or `ValueError` if it is invalid."""
     items: Json = values.get("best")
     if items is None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfdist.checkpoint.best import best_of
+from tfdist.checkpoint.best import parse_best_value
 from tfdist.checkpoint.format import (
     Checkpoint,
     CheckpointError,
@@ -126,7 +126,7 @@ def _check_values(checkpoint: Checkpoint) -> None:
     try:
         batches = BatchSchedule.from_json(checkpoint.values["batch_schedule"])
         Progress(checkpoint.values["progress"])
-        best_of(checkpoint.values)
+        parse_best_value(checkpoint.values)
         if type(batches.begun_at) is not int:
             raise TypeError("begun_at")
         for name, kind in (("compression", dict), ("exchanges", dict), ("order", list)):

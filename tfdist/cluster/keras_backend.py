@@ -17,7 +17,7 @@ def check() -> None:
 
 
 def problem() -> str:
-    """Returns an error message if the backend of Keras, current or configured, is not TensorFlow; otherwise empty."""
+    """Returns an error message if the backend of Keras, current or configured, is not TensorFlow; otherwise an empty string."""
     backend, origin = _find_backend()
     rule = "Keras must use the TensorFlow backend."
     return "" if backend == "tensorflow" else f"{rule} Received: the backend {backend} {origin}."

@@ -144,14 +144,14 @@ class UsageScope(RecordedScope):
 
         super().__init__([], read=read)
         self.reads: dict[int, keras.Variable] = {}  # by id, in order
-        self.assigns: dict[int, keras.Variable] = {}
+        self.assigned: dict[int, keras.Variable] = {}
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         self.reads[id(variable)] = variable
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        self.assigns[id(update[0])] = update[0]
+        self.assigned[id(update[0])] = update[0]
         super().add_update(update)
 
 

@@ -16,7 +16,7 @@ from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, 
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.errors import SIGNAL_OFFSET, ExitCode
 from tfdist.launcher import orders
-from tfdist.launcher.child import EVALUATOR, Child, Task
+from tfdist.launcher.child import EVALUATOR_RANK, Child, Task
 from tfdist.launcher.engine_environment import ENGINES, evaluator_variables
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.order_sources import OrderSource, is_request, lost_launcher
@@ -48,7 +48,7 @@ def run_attempt(host: Host, order_source: OrderSource, order: Order, is_first: b
         placement = place_processes(order.processes, order_source.host, launchers, host.job.servers)
         server, variables = stack.enter_context(_serve_group(host.job, placement, launchers))
         tasks = _create_tasks(host, placement, variables, order)
-        ranks = [task.rank for task in tasks if task.rank != EVALUATOR]
+        ranks = [task.rank for task in tasks if task.rank != EVALUATOR_RANK]
         if is_first:
             evaluator = ", an evaluator" if len(tasks) > len(ranks) else ""
             host.say(f"{name_ranks(ranks)} of {placement.size}{evaluator}, logs in {host.logs}")
@@ -104,7 +104,7 @@ def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str
         tasks.append(Task(rank, host.command(rank), environment, host.logs / f"rank-{rank}.log"))
     if host.job.evaluator and placement.node == 0:
         environment = job_environment | evaluator_variables(placement)
-        tasks.append(Task(EVALUATOR, host.command(0), environment, host.logs / "evaluator.log"))
+        tasks.append(Task(EVALUATOR_RANK, host.command(0), environment, host.logs / "evaluator.log"))
     return tasks
 
 
@@ -142,7 +142,7 @@ def _supervise(
     supervisor = Supervisor(host, children, channels, launchers, server, stops)
     try:
         outcome = supervisor.run()
-        failures = orders.count_local_failures([child for child in children if child.rank != EVALUATOR], outcome)
+        failures = orders.count_local_failures([child for child in children if child.rank != EVALUATOR_RANK], outcome)
         return Report(outcome, supervisor.is_stopped or bool(host.received_signals), failures)
     finally:
         for child in children:

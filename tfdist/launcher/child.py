@@ -87,7 +87,7 @@ class NewProcess:
         return self._process.returncode is not None
 
 
-EVALUATOR = -2  # stands for the rank of the evaluator
+EVALUATOR_RANK = -2  # stands for the rank of the evaluator
 
 
 class Task(NamedTuple):
@@ -112,7 +112,7 @@ class Child:
       err: pipe from its standard error.
       code: exit code, 6 if the kernel killed it for lack of memory, 128 + N for signal N; None while it runs.
       end_time: `time.monotonic()` when its end was detected.
-      signalled: whether the launcher sent it a signal before its end.
+      signaled: whether the launcher sent it a signal before its end.
 
     Raises:
       InputError: the program does not exist.
@@ -120,7 +120,7 @@ class Child:
 
     def __init__(self, task: Task):
         self.rank, self.log = task.rank, task.log
-        self._name = "the evaluator" if self.rank == EVALUATOR else f"rank {self.rank}"
+        self._name = "the evaluator" if self.rank == EVALUATOR_RANK else f"rank {self.rank}"
         (out, child_out), (err, child_err) = os.pipe(), os.pipe()
         self.out, self.err = os.fdopen(out, "rb"), os.fdopen(err, "rb")
         try:
@@ -137,7 +137,7 @@ class Child:
         self.pid = self._process.pid
         self.code: int | None = None
         self.end_time = 0.0
-        self.signalled = False
+        self.signaled = False
         self._kill_time: float | None = None  # of the first SIGKILL
         self._initial_kills = out_of_memory_kills()
 
@@ -160,7 +160,7 @@ class Child:
     def signal(self, number: int) -> None:
         """Sends a signal to the process group."""
         if not self.poll():
-            self.signalled = True
+            self.signaled = True
         if number == signal.SIGKILL and self._kill_time is None:
             self._kill_time = time.monotonic()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # some systems raise these errors for a zombie
@@ -178,7 +178,7 @@ class Child:
             self.end_time, self.code = time.monotonic(), SIGNAL_OFFSET + signal.SIGKILL
             _log.warning(
                 "tfdist launch: giving up on %s: its process, %d, has not ended %g s after SIGKILL. It is blocked "
-                "in the kernel, for example by a file server that does not answer.",
+                "in the kernel, for example by a file server that does not respond.",
                 self._name,
                 self.pid,
                 REAP_SECONDS,

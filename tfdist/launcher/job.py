@@ -147,7 +147,7 @@ _SIGNAL_CODES = (SIGNAL_OFFSET + signal.SIGINT, SIGNAL_OFFSET + signal.SIGTERM)
 def root_cause(children: Sequence[Child], loss: LostMember | None = None) -> Outcome:
     """Finds the process whose end caused the others to end.
 
-    Processes that the launcher has signalled, or that ended because they lost a peer, are not causes. A preempted process is
+    Processes that the launcher has signaled, or that ended because they lost a peer, are not causes. A preempted process is
     the cause only if there is no failure. Of the remaining processes, the first one that ended is the cause, unless the
     group's loss names another: an engine's error can end a process before the process that caused the error ends, and a
     suspended or hanging process does not end at all.
@@ -157,11 +157,11 @@ def root_cause(children: Sequence[Child], loss: LostMember | None = None) -> Out
       loss: the first loss in the ranks' group.
 
     Returns:
-      The cause; success if all processes that have ended returned 0 or were signalled by the launcher.
+      The cause; success if all processes that have ended returned 0 or were signaled by the launcher.
     """
     if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST, *_SIGNAL_CODES):
         return _outcome_of_goodbye(loss)
-    failures = sorted((c for c in children if c.code and not c.signalled), key=lambda child: child.end_time)
+    failures = sorted((c for c in children if c.code and not c.signaled), key=lambda child: child.end_time)
     if loss and loss.code is None and _has_disappeared(loss, children, failures):
         return Outcome(ExitCode.PEER_LOST, str(loss), loss.rank)
     lost_peer = loss if loss and loss.code == ExitCode.PEER_LOST else None

@@ -90,11 +90,11 @@ _IGNORED_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCod
 def count_local_failures(children: Collection[Child], cause: Outcome) -> int:
     """Returns the number of failed processes of a launcher, except for failures caused by other processes.
 
-    The process that caused the failure may have been signalled after announcing its failure, or because it was silent.
+    The process that caused the failure may have been signaled after announcing its failure, or because it was silent.
     """
-    failed_ranks = {child.rank for child in children if not child.signalled and child.code not in _IGNORED_CODES}
+    failed_ranks = {child.rank for child in children if not child.signaled and child.code not in _IGNORED_CODES}
     is_failure, is_external_failure = cause.code not in _IGNORED_CODES, cause.code == ExitCode.PEER_LOST
-    possible_causes = {child.rank for child in children if is_failure or (is_external_failure and child.signalled)}
+    possible_causes = {child.rank for child in children if is_failure or (is_external_failure and child.signaled)}
     return len(failed_ranks | ({cause.rank} & possible_causes))
 
 

@@ -14,7 +14,7 @@ from tfdist.cluster import progress_file
 from tfdist.cluster.terminal import StatusLine
 from tfdist.coordination import Group
 from tfdist.errors import InputError
-from tfdist.launcher.child import EVALUATOR
+from tfdist.launcher.child import EVALUATOR_RANK
 from tfdist.storage import AppendedFile, storage_of
 
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
@@ -141,7 +141,7 @@ _STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
 
 def prefix(rank: int) -> str:
     """Returns the prefix of a rank's lines."""
-    return "[evaluator] " if rank == EVALUATOR else f"[{rank}] "
+    return "[evaluator] " if rank == EVALUATOR_RANK else f"[{rank}] "
 
 
 class Screen:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tfdist.coordination import Group, LostMember, Server
 from tfdist.coordination.group import name_ranks
 from tfdist.errors import SIGNAL_OFFSET, ExitCode, describe_code
-from tfdist.launcher.child import EVALUATOR, Child
+from tfdist.launcher.child import EVALUATOR_RANK, Child
 from tfdist.launcher.job import Job, Outcome, root_cause
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import Channel, ProgressFiles
@@ -114,8 +114,8 @@ class Supervisor:
         """
         self._host, self._launchers, self._server = host, launchers, server
         self._all_children = children
-        self._children = [child for child in children if child.rank != EVALUATOR]
-        self._evaluator = next((child for child in children if child.rank == EVALUATOR), None)
+        self._children = [child for child in children if child.rank != EVALUATOR_RANK]
+        self._evaluator = next((child for child in children if child.rank == EVALUATOR_RANK), None)
         self._has_evaluator_ended = False
         self._stops = stops
         self._stop: Stop | None = None
@@ -231,7 +231,7 @@ class Supervisor:
         evaluator = self._evaluator
         if evaluator and evaluator.poll() and not self._has_evaluator_ended:
             self._has_evaluator_ended = True
-            if evaluator.code and not evaluator.signalled:
+            if evaluator.code and not evaluator.signaled:
                 self._host.say(
                     f"the evaluator ended with {describe_code(evaluator.code)}; training continues without it. Its log: "
                     f"{evaluator.log}"

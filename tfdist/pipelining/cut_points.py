@@ -129,7 +129,7 @@ _SEND_RULE = (
 
 def _stateful_calls(run: AbstractRun) -> list[_InseparableCalls]:
     """Returns the calls that share a variable that a training step assigns."""
-    assigned_keys = {key for usage in run.usage for key in usage.assigns}
+    assigned_keys = {key for usage in run.usage for key in usage.assigned}
     users: dict[int, list[int]] = {}
     for position, i in enumerate(run.graph.order):
         for key in assigned_keys.intersection(run.usage[i].variables):
@@ -219,7 +219,7 @@ def _range_sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _variable_bytes(run: AbstractRun) -> np.ndarray:
-    """Returns the bytes of the variables of a stage of the positions i to j - 1; shared variables count once."""
+    """Returns the bytes of the variables of a stage with the positions i to j - 1; shared variables count once."""
     variables, n = [run.usage[i].variables for i in run.graph.order], len(run.graph.order)
     sizes = np.zeros((n + 1, n + 1))
     for start in range(n):

@@ -167,7 +167,7 @@ class Usage:
     """The variables and memory that one call uses."""
 
     reads: Mapping[int, keras.Variable]  # by id
-    assigns: Mapping[int, keras.Variable]  # in a training step, by id
+    assigned: Mapping[int, keras.Variable]  # in a training step, by id
     # Bytes per row that the call keeps for the backward pass: floating-point results, including inner ones, but not those
     # inside loops, such as the steps of a recurrent layer.
     activations: int
@@ -175,7 +175,7 @@ class Usage:
     @property
     def variables(self) -> dict[int, keras.Variable]:
         """Variables that the call reads or assigns, by id."""
-        return {**self.reads, **self.assigns}
+        return {**self.reads, **self.assigned}
 
 
 class AbstractRun:
@@ -256,12 +256,12 @@ class _Tracer:
         scope = keras_internals.UsageScope(make_placeholder)
         with scope:
             for call in self._graph.calls:
-                scope.reads, scope.assigns = {}, {}
+                scope.reads, scope.assigned = {}, {}
                 self.masked_call_inputs.append(self.masked_tensors(call.inputs))
                 call.run(self.values, training)
                 for tensor in self.masked_tensors(call.outputs):
                     self.masks[tensor], _ = keras_internals.mask_and_logits(self.values[tensor])
-                self.usages.append((scope.reads, scope.assigns))
+                self.usages.append((scope.reads, scope.assigned))
                 self.ends.append(trace.version)
         self.adds_losses = bool(scope.losses)
 

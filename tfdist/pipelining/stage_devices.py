@@ -85,7 +85,7 @@ class StageDevices:
         with keras_internals.outside_scopes():
             self.order = tf.Variable(0.0, name="order")
 
-    def place(self, model: keras.Model, variables: Sequence[keras.Variable]) -> None:
+    def set_layouts(self, model: keras.Model, variables: Sequence[keras.Variable]) -> None:
         """Sets the layouts of the trainable variables in `variables`, derived from the types of the model's layers."""
         owners = keras_internals.owners_of_variables(model)
         for variable in variables:
@@ -148,13 +148,13 @@ class StageDevices:
                 keras_internals.set_tf_variable(variable, value)
 
     def to_devices(self, value: Any) -> tf.Tensor:
-        """Replicates an array of the host on the devices."""
+        """Replicates a host array on the devices."""
         dtype = tf.as_dtype(value.dtype)
         array = np.asarray(value, _CARRIER_DTYPES.get(dtype, dtype).as_numpy_dtype)
         return self.devices.place(array, Layout.replicated(array.ndim))
 
     def to_host(self, values: Sequence[tf.Tensor]) -> list[np.ndarray]:
-        """Returns replicated tensors of the devices as arrays of the host."""
+        """Returns replicated tensors of the devices as host arrays."""
         keras_internals.wait_for_devices()
         return [dtensor.unpack(value)[0].numpy() for value in values]
 

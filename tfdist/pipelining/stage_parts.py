@@ -190,7 +190,7 @@ class _Outputs(OutputTensors):
     def __init__(self, model: StagedModel, inputs: Any):
         with keras_internals.new_trace().as_default():
             row = keras.tree.map_structure(lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs)
-            outputs, _ = model.with_zeros(row, training=False)
+            outputs, _ = model.call_with_zero_weights(row, training=False)
             super().__init__(outputs)
             self._row_specs = [tf.TensorSpec(x.shape, x.dtype) for x in self.tensors(outputs)]
 

@@ -31,7 +31,7 @@ def _raise_input_error(received: str, *_: Any, **__: Any) -> NoReturn:
 
 
 class StagedModel(keras.Model):
-    """The stages of a process, with only their variables, as the model of the optimizer and of checkpoints."""
+    """The stages of one process as a Keras model with only their variables, for the optimizer and for checkpoints."""
 
     def __init__(
         self,
@@ -58,16 +58,16 @@ class StagedModel(keras.Model):
         self._stage_layers = list(dict.fromkeys(layer for stage in self.stages.values() for layer in stage.layers))
         for stage in self.stages.values():
             if devices is not None:
-                devices.place(model, stage.variables.all)
+                devices.set_layouts(model, stage.variables.all)
             initialize(stage.variables)
         # An earlier trainer may have created variables of layers that were frozen then.
         keras_internals.watch_copies([keras_internals.value_of(variable) for variable in self.trainable_variables])
         keras_internals.reject_reads(model.variables, _error_message("a read of a weight of another stage"))
         has_all = all(keras_internals.value_of(variable) is not None for variable in model.variables)
         for name in (*_NEEDS_ALL_WEIGHTS, "save"):
-            setattr(self, name, functools.partial(_raise_input_error, f"a call of {name} of the trainer's model"))
+            setattr(self, name, functools.partial(_raise_input_error, f"a call to {name} of the trainer's model"))
         for name in () if has_all else _NEEDS_ALL_WEIGHTS:
-            setattr(model, name, functools.partial(_raise_input_error, f"a call of {name} of the model"))
+            setattr(model, name, functools.partial(_raise_input_error, f"a call to {name} of the model"))
         if hasattr(model, "output_names"):  # sequential models have none
             self.output_names = model.output_names
         self.built = True
@@ -100,9 +100,9 @@ class StagedModel(keras.Model):
             return self._forward(self, inputs)
         if not keras_internals.is_symbolic_call():
             raise keras_internals.without_call_context(InputError(_error_message("a call of the trainer's model")))
-        return self.with_zeros(inputs, training)[0]  # for shapes and dtypes only
+        return self.call_with_zero_weights(inputs, training)[0]  # for shapes and dtypes only
 
-    def with_zeros(self, inputs: Any, training: bool | None = None) -> tuple[Any, list[tf.Tensor]]:
+    def call_with_zero_weights(self, inputs: Any, training: bool | None = None) -> tuple[Any, list[tf.Tensor]]:
         """Calls the full model with zeros as weights, for the specs and masks of its outputs; returns outputs and zeros."""
         placeholders = [tf.zeros(variable.shape, variable.dtype) for variable in self.full_model.variables]
         with keras.StatelessScope(state_mapping=list(zip(self.full_model.variables, placeholders, strict=True))):

@@ -22,7 +22,7 @@ from tfdist.trainer.data_warnings import check_examples
 from tfdist.trainer.fit_arguments import check_fit, fit_arguments
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program
-from tfdist.trainer.trainer import Trainer, reporting_context, takes_one_hot
+from tfdist.trainer.trainer import Trainer, expects_one_hot_targets, reporting_context
 
 _SYNC_POINT = "find/learning_rate"
 
@@ -87,7 +87,7 @@ def find_learning_rate(
         steps=steps,
         shuffle=shuffle,
         class_weight=class_weight,
-        one_hot=takes_one_hot(trainer.model),
+        one_hot=expects_one_hot_targets(trainer.model),
         sample_weight=sample_weight,
         steps_per_epoch=steps_per_epoch,
     )

@@ -55,8 +55,8 @@ def row_wise(
 
     Args:
       function: takes tensors with the rows along their first axis, and returns such a tensor.
-      result: returns the static value of the result, given those of the inputs; rows by default.
-      row_gradient: converts the static value of the gradient of the result to that of the gradient of each row's part.
+      result: returns the abstract value of the result, given those of the inputs; rows by default.
+      row_gradient: converts the abstract value of the gradient of the result to that of the gradient of each row's part.
     """
     result = result or _rows_value
 

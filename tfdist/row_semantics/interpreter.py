@@ -31,12 +31,12 @@ class Interpreter:
         self.types_without_rule: set[str] = set()
 
     def run(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
-        """Returns the static values of the outputs of a `FuncGraph`, given those of its inputs."""
+        """Returns the abstract values of the outputs of a `FuncGraph`, given those of its inputs."""
         values = self.values(graph, dict(zip([tensor.ref() for tensor in graph.inputs], inputs, strict=True)))
         return [values[tensor.ref()] for tensor in graph.outputs]
 
     def values(self, graph: Any, inputs: Mapping[Any, Value]) -> dict[Any, Value]:
-        """Returns the static value of each tensor of a graph, by reference, given those of its placeholders."""
+        """Returns the abstract value of each tensor of a graph, by reference, given those of its placeholders."""
         values = {reference: self.with_static_shape(reference.deref(), value) for reference, value in inputs.items()}
         declarations_by_name = declarations(graph)
         for operation in topological_order(graph):

@@ -48,7 +48,7 @@ class _Tensor:
     """A tensor of the traced program."""
 
     source: tf.Tensor
-    value: Value  # static value of the local form; if there is none, the dims and numbers of the full form
+    value: Value  # abstract value of the local form; if there is none, the dims and numbers of the full form
     has_local: bool = True
     local: Any = None  # the local form, once it has been emitted
     full: Any = None  # the full form, once it has been emitted
@@ -92,7 +92,7 @@ class PartitionedProgram:
 
         Args:
           graph: graph of the traced program.
-          feeds: for each placeholder, by reference, its static value and its tensor in the current graph.
+          feeds: for each placeholder, by reference, its abstract value and its tensor in the current graph.
           results: the tensors of the graph to compute.
           rows: three int32 scalars: the number of rows that the replica computes, at least 1; the number of valid rows among
             them; and the number of rows of the whole batch.
@@ -420,7 +420,7 @@ def _differs(tensor: _Tensor) -> bool:
 
 
 def _local_value(value: Value) -> Value | None:
-    """Returns the static value of the local form that can be derived from a full form; None if there is none."""
+    """Returns the abstract value of the local form that can be derived from a full form; None if there is none."""
     if value.numbers is not None and _are_known(value.numbers):
         return numeric_value(value.numbers, value.dims) if any(_powers(value.numbers).flat) else value
     value = dataclasses.replace(value, numbers=None)

@@ -118,7 +118,7 @@ class Trace(NamedTuple):
     initial_values: dict[int, tf.Tensor]  # placeholders of the initial values of state, by id of the variable
     results: Any  # the result of the function
     values: list[Any]  # tensor with the final value of each variable; None if it has not been assigned
-    inputs: dict[Any, Value]  # static value of each placeholder, by reference
+    inputs: dict[Any, Value]  # abstract value of each placeholder, by reference
     assigns_others: bool  # whether variables other than the traced ones have been assigned
 
     def assignments(self, variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -210,7 +210,7 @@ def _placeholder(spec: Any) -> Any:
 
 
 def _batch_values(leaf: Any) -> dict[Any, Value]:
-    """Returns the static values of the placeholders of a part of a batch; ragged and sparse tensors have no rules."""
+    """Returns the abstract values of the placeholders of a part of a batch; ragged and sparse tensors have no rules."""
     if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
         parts = tf.nest.flatten(leaf, expand_composites=True)
         return {part.ref(): Value(ALL_ROWS) for part in parts if part is not None}
@@ -219,7 +219,7 @@ def _batch_values(leaf: Any) -> dict[Any, Value]:
 
 
 def _value_of(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Value:
-    """Returns the static value of a tensor; it is unknown for a tensor of an inner function."""
+    """Returns the abstract value of a tensor; it is unknown for a tensor of an inner function."""
     return tensor_values.get(tensor.ref(), Value(ALL_ROWS))
 
 

@@ -1,4 +1,4 @@
-"""Defines static values of tensors: the label, the dims, known elements such as those of shapes, and list elements."""
+"""Defines abstract values of tensors: the label, the dims, known elements such as those of shapes, and list elements."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -157,7 +157,7 @@ def require(condition: object, reason: str) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """The static value of a tensor."""
+    """The abstract value of a tensor."""
 
     label: Label  # relation of the replicas' values to the value of all rows
     dims: Dims | None = None  # with None for unknown dims; None if the rank is unknown

@@ -60,18 +60,18 @@ class Steps:
         self._current: Step | None = None
 
     def loop(
-        self, batch_size: int | None, make: MakeLoop = compile_loop, rate: float = 1.0, is_local: bool = False
+        self, batch_size: int | None, make: MakeLoop = compile_loop, rate_factor: float = 1.0, is_local: bool = False
     ) -> Loop:
         """Returns the loop for a batch size (see `Settings`) and the current compression methods.
 
         `make` is `compile_loop`, or `make_host_loop` for batches that are already in memory; it is ignored if each
-        replica updates its own weights (`is_local`). The optimizer's learning rate is multiplied by `rate`.
+        replica updates its own weights (`is_local`). The optimizer's learning rate is multiplied by `rate_factor`.
         """
-        key = (batch_size, make, rate, is_local, tuple(sorted(self.overrides.items())))
+        key = (batch_size, make, rate_factor, is_local, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
             with self.strategy.raise_on_all_members("loop"):
                 step, loop = self._create_loop(batch_size, make, is_local)
-            self._loops[key] = (step, _learning_rate_scope(inner_optimizer(self.model.optimizer), rate)(loop))
+            self._loops[key] = (step, _learning_rate_scope(inner_optimizer(self.model.optimizer), rate_factor)(loop))
         self._current, loop = self._loops[key]
         return loop
 

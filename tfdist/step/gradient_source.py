@@ -138,7 +138,7 @@ class GradientSource:
         self._sends_rows = [spec.name in sparse for spec in named_specs(self.variables)]
         self._micro_step_state = MicroStepState(model, strategy)
 
-    def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
+    def random_seed_inputs(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
         """Returns the step, the replica and the number of replicas that seed random layers."""
         has_whole_batches = self.strategy.training_shares[1] == 1
         collectives = OneReplica() if has_whole_batches else self.strategy.collectives

@@ -104,7 +104,7 @@ class PipelinedGradients(GradientSource):
         unmasked_outputs = self.model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
         if unmasked_outputs is not None:
             return loss.totals(loss.terms(self.model, y, unmasked_outputs, weight), batch_size, current())
-        outputs, placeholders = self.model.with_zeros(x, training=False)
+        outputs, placeholders = self.model.call_with_zero_weights(x, training=False)
         terms = loss.terms(self.model, y, outputs, weight)
         zeros = {id(value) for value in placeholders}
         for term in terms:

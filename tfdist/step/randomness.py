@@ -1,4 +1,4 @@
-"""Makes random layers a function of (seed, step, replica): masks differ between replicas and are reproducible.
+"""Makes random layers a function of (seed, step, replica): dropout masks differ between replicas and are reproducible.
 
 `states` is the result of `seed_states`, and `step` a scalar int64, the number of previous updates.
 """

@@ -64,7 +64,7 @@ class Step:
         if not isinstance(rows, ReplicaRows):
             rows = ReplicaRows(batch, (count_rows(batch),), self.settings.batch_size)
         values = self.side_effects.begin()
-        step, replica, replicas = self.source.draws(step)
+        step, replica, replicas = self.source.random_seed_inputs(step)
         random_scope = randomness.replica_random_scope(self.source.seeds, self.settings.seed, step, replica, replicas)
         with collectives_scope(mask_if_empty(recording, rows.rows) if may_be_empty else recording), random_scope:
             gradients, value = self.source.local_gradients(rows, step, recording)

@@ -175,7 +175,7 @@ class ClientGradients(GradientSource):
         super().__init__(*args, is_local=True)
         self.sync, self._global_weights = sync, global_weights
 
-    def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
+    def random_seed_inputs(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
         """See base class. Returns the round, and an index of client and batch instead of the replica."""
         return step[0], tf.cast(step[1], tf.int32), self.sync.clients + 1
 
@@ -260,8 +260,8 @@ class RoundLoop:
         """Computes and applies one step of a client if its batch has rows. A replica function that does not communicate."""
         state, counts = self._state, self._state.counts
         run_if(batch.begins_client, state.reset)
-        draw = tf.stack([index, batch.client + self._source.sync.clients * batch.batch_index])
-        result = self._step.compute(batch.batch, draw, tf.constant(False))
+        round_and_batch = tf.stack([index, batch.client + self._source.sync.clients * batch.batch_index])
+        result = self._step.compute(batch.batch, round_and_batch, tf.constant(False))
         is_active = tf.logical_and(batch.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
 
         def count() -> None:
@@ -289,7 +289,7 @@ def _schedule_scope(optimizer: keras.Optimizer, updates: tf.Tensor) -> Iterator[
 
 
 class FederatedSynchronizer(WeightSynchronizer):
-    """Replaces steps by rounds, which exchange weights; between rounds, replicas have equal weights."""
+    """Replaces steps with rounds, which exchange weights; between rounds, replicas have equal weights."""
 
     def __init__(
         self, sync: FedAvg, model: keras.Model, strategy: Strategy, create_reducer: CreateReducer, store: StateStore
@@ -300,8 +300,10 @@ class FederatedSynchronizer(WeightSynchronizer):
         self._state = RoundState(model, strategy, reduction, sync.outer)
         self.variables = self._state.global_weights.optimizer_variables
 
-    def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
-        assert batch_size  # the batch size of a client
+    def loop(
+        self, steps: Steps, batch_size: int | None, rate_factor: float, step: int, make: MakeLoop = compile_loop
+    ) -> Loop:
+        assert batch_size  # the expected number of examples of a round
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             settings = dataclasses.replace(settings, batch_size=batch_size)

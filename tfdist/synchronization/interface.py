@@ -1,4 +1,4 @@
-"""The `WeightSynchronizer` interface of exchanges between replicas outside of steps."""
+"""The `WeightSynchronizer` interface for exchanges between replicas outside of steps."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,17 +33,19 @@ class WeightSynchronizer:
         """Returns whether each replica updates its own weights in this step."""
         return False
 
-    def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
+    def loop(
+        self, steps: Steps, batch_size: int | None, rate_factor: float, step: int, make: MakeLoop = compile_loop
+    ) -> Loop:
         """Returns the compiled loop for the steps starting at `step`.
 
         Args:
           steps: steps of the trainer.
           batch_size: number of examples of a step; None if it varies from batch to batch.
-          rate: factor of the learning rate.
+          rate_factor: factor of the learning rate.
           step: the next step.
           make: creates the loop, unless the synchronizer has its own loop.
         """
-        return steps.loop(batch_size, make, rate=rate, is_local=self.is_local_step(step))
+        return steps.loop(batch_size, make, rate_factor=rate_factor, is_local=self.is_local_step(step))
 
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
         """Returns the iterator of the batches of this process's replicas, for `loop`."""
@@ -64,7 +66,7 @@ class WeightSynchronizer:
         """Returns fields of a training record about the time since the last record."""
         return {}
 
-    def settle(self) -> None:
+    def wait_for_exchange(self) -> None:
         """Waits for the exchange in the background, if any. Then variables may be read and collectives called."""
 
     def training(self) -> contextlib.AbstractContextManager[None]:

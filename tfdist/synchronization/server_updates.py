@@ -149,14 +149,16 @@ class ServerSynchronizer(WeightSynchronizer):
                 f"Received: {refusal}. Use one of these, or change the learning rate in a callback."
             )
 
-    def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
+    def loop(
+        self, steps: Steps, batch_size: int | None, rate_factor: float, step: int, make: MakeLoop = compile_loop
+    ) -> Loop:
         self.remote.servers.check_holds(self._model_number)
         compression, tables = steps.compression, self.remote.tables.numbers  # whose rows are not compressed
         methods = choose_methods(steps.specs, compression.rules, {}, compression.min_bytes)
         self.methods = [EXACT if i in tables or m.startswith(EXACT) else m for i, m in enumerate(methods)]
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
-            check_supported(self._model, self.remote, settings, metrics, rate)
+            check_supported(self._model, self.remote, settings, metrics, rate_factor)
             settings = dataclasses.replace(settings, batch_size=batch_size, clip=Clip())  # servers clip
             collectives = OneReplica() if self.remote.whole_batches else None
             source = GradientSource(self._model, self.strategy, store, settings, metrics, collectives)
@@ -224,13 +226,13 @@ def recorded_updates(directory: RunDirectory) -> list[Update]:
 
 
 def check_supported(
-    model: keras.Model, remote: RemoteVariables, settings: Settings, metrics: ModelMetrics, rate: float
+    model: keras.Model, remote: RemoteVariables, settings: Settings, metrics: ModelMetrics, rate_factor: float
 ) -> None:
     """Raises `InputError` for options and models that parameter servers do not support."""
     staleness, has_one_pass = remote.staleness, settings.micro_steps == 1 and not settings.jit_compile
     needs_global_norm = bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None))
     rules = (
-        (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
+        (rate_factor != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
         (
             remote.tables.numbers
             and not (has_one_pass and staleness.pull_every == 1 and not metrics.replicas_see_all_rows),

@@ -139,7 +139,7 @@ class StreamingSynchronizer(PeriodicSynchronizer):
                 fields |= self._use_if_due(step)
         return fields
 
-    def settle(self) -> None:
+    def wait_for_exchange(self) -> None:
         """See base class. Also updates the global weights."""
         if self._pending_exchange and self._pending_exchange.call:
             self._pending_exchange.divergence = self._divergence(self._pending_exchange.call.result())
@@ -153,18 +153,18 @@ class StreamingSynchronizer(PeriodicSynchronizer):
             if self._pending_exchange and self._pending_exchange.call:
                 concurrent.futures.wait([self._pending_exchange.call], _EXIT_SECONDS)
             raise
-        self.settle()
+        self.wait_for_exchange()
 
     @contextlib.contextmanager
     def with_global_weights(self, step: int) -> Iterator[None]:
-        self.settle()
+        self.wait_for_exchange()
         with contextlib.ExitStack() as stack:
             for mean in self._means if self._send_steps else []:
                 stack.enter_context(mean())
             yield
 
     def to_json(self) -> dict[str, Any]:
-        self.settle()
+        self.wait_for_exchange()
         pending = self._pending_exchange
         # A string, because JSON has no NaN.
         entry = [pending.fragment, pending.step, repr(pending.divergence)] if pending else []
@@ -197,7 +197,7 @@ class StreamingSynchronizer(PeriodicSynchronizer):
         pending = self._pending_exchange
         if pending is None or step < pending.step + self._delays[pending.fragment]:
             return {}
-        self.settle()
+        self.wait_for_exchange()
         self._pending_exchange = None
         self._on_replicas(self._exchanges[pending.fragment].use_result)
         return {"replica_divergence": pending.divergence}

@@ -211,7 +211,7 @@ class Program:
 
     def run_variables(self, callbacks: CallbackStates) -> RunVariables:
         """Returns all variables of a run with these callbacks, after completing exchanges in progress."""
-        self.synchronizer.settle()
+        self.synchronizer.wait_for_exchange()
         return RunVariables(self.model, self.strategy, self.store, callbacks, self.synchronizer)
 
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, Self
 
-from tfdist.checkpoint.best import BestTracker, BestValue, best_of
+from tfdist.checkpoint.best import BestTracker, BestValue, parse_best_value
 from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.data.batch_schedule import BatchSchedule
@@ -205,7 +205,7 @@ class TrainState:
         self._begun_at, self._position, self._size = self._batches.begun_at, None, None
         self.examples_read = 0
         self.progress = Progress(checkpoint.values["progress"])
-        self.initial_best = best_of(checkpoint.values)
+        self.initial_best = parse_best_value(checkpoint.values)
         self.speeds = ReplicaSpeeds.from_json(checkpoint.values["speeds"]) if "speeds" in checkpoint.values else None
 
     @property

@@ -72,7 +72,7 @@ def _as_list(metrics: Any) -> Any:
     return list(metrics) or None if isinstance(metrics, tuple) else metrics or None
 
 
-def takes_one_hot(model: keras.Model) -> bool | None:
+def expects_one_hot_targets(model: keras.Model) -> bool | None:
     """Returns whether a compiled model's loss takes one-hot vectors rather than class indices; None if unknown."""
     loss_names = [keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)]
     names = {name.replace("_", "").lower() for name in loss_names}  # names of functions or classes
@@ -135,7 +135,7 @@ def reporting_context(reporting: Reporting, verbose: int | str, is_chief: bool) 
 def run_snapshot(program: Program, state: TrainState, batches: BatchSchedule, copied: bool) -> RunSnapshot:
     """Returns the current state for a checkpoint; every process must call it.
 
-    Unless values are `copied`, training must wait until the checkpoint is written.
+    If `copied` is false, training must wait until the checkpoint is written.
     """
     variables = program.run_variables(state.callbacks)
     variables.collect()
@@ -210,7 +210,7 @@ class Trainer:
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
           bucket_order: order in which gradients are sent: "backward", as the backward pass computes them; or "smallest".
           sync: synchronization of weights between replicas, as in `--sync`, such as "local_sgd(period=8)"; `compression`
-            sums their changes since the last exchange. "every_step" sums gradients in every step.
+            then applies to the changes of the weights since the last exchange. "every_step" sums gradients in every step.
           balance: allocation of rows to replicas: "equal", "measured" (by speed) or "weights(2,1,1)"; affects only time.
         """
         numbers = {"seed": seed, "accumulate_steps": accumulate_steps, "max_skipped_steps": max_skipped_steps}
@@ -329,7 +329,7 @@ class Trainer:
           callbacks: a Keras callback or a list of them, the same on every process. Checkpoints contain their `state_dict`.
           validation_split: fraction of the arrays, in [0, 1), to use as validation data: their last rows.
           validation_data: data to evaluate as scheduled, in any of the forms of `x`.
-          shuffle: whether to shuffle arrays, sources and unbatched examples in each epoch, by the trainer's seed.
+          shuffle: whether to shuffle arrays, sources and unbatched examples in each epoch, using the trainer's seed.
           class_weight: weight of the examples of each class. As in Keras, labels are rounded, and the class of a vector of
             more than one element is its argmax. With `sparse_categorical_crossentropy`, or integers and a custom loss, such a
             vector has a class index for each token.
@@ -370,7 +370,7 @@ class Trainer:
             validation_data=validation_data,
             shuffle=shuffle,
             class_weight=class_weight,
-            one_hot=takes_one_hot(self.model),
+            one_hot=expects_one_hot_targets(self.model),
             sample_weight=sample_weight,
             validation_batch_size=validation_batch_size,
         )
@@ -496,7 +496,7 @@ class Trainer:
 
         Args:
           x: an array, or a list or dict of arrays for a model with several inputs; a `tf.data.Dataset`, with or without
-            targets; or other data in a form of `fit`, whose targets are ignored. Of a `DatasetSplits`, the test
+            targets; or other data in a form of `fit`, whose targets are ignored. For a `DatasetSplits`, the test
             examples are used.
           batch_size: examples per batch, over all replicas; does not affect the result. Defaults to the size of the
             first batch of `x`, or 32.
@@ -624,7 +624,7 @@ class Trainer:
 
     @property
     def loss_scale(self) -> float | None:
-        """The current factor of the loss; None without loss scaling."""
+        """The current loss scale; None without loss scaling."""
         return self._store.loss_scale
 
     @property
@@ -644,7 +644,7 @@ class Trainer:
           The best value. If its checkpoint does not exist or is damaged, logs a warning, changes nothing and returns None.
 
         Raises:
-          InputError: the last `fit` had no `Checkpoints.best`, or did not measure it.
+          InputError: the last `fit` had no `Checkpoints.best`, or did not measure its metric.
         """
         best, path = best_checkpoint(self.train_state.best_tracker, self.step, self.strategy.group)
         if path:

@@ -21,7 +21,7 @@ FILE_NAME = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest(Index):
-    """Contents of a manifest: an index of the tensors, and further values of the run."""
+    """Contents of a manifest: the index of the tensors, and other values of the run."""
 
     step: int  # number of completed updates
     seed: int  # seed of the run
@@ -64,8 +64,8 @@ def dump(manifest: Manifest) -> bytes:
     """Returns the bytes of `manifest.json`, which `load` accepts.
 
     Raises:
-      ValueError, TypeError: flags or values are not JSON, the blocks do not tile their tensors, or `load` would fail
-        for another reason.
+      ValueError, TypeError: flags or values are not JSON, the blocks do not cover their tensors exactly once, or `load` would
+        fail for another reason.
     """
     data = dump_with_hash(dataclasses.asdict(manifest))
     _parse(load_with_hash(data))
@@ -77,7 +77,7 @@ def load(path: StoragePath, data: bytes) -> Manifest:
 
     Raises:
       CorruptCheckpointError: `data` is not a result of `dump`.
-      InputError: the format has a newer version.
+      InputError: the format version is newer than `VERSION`.
     """
     try:
         content = load_with_hash(data)

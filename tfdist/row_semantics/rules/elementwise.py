@@ -120,7 +120,7 @@ def _(call: Call) -> Value:
 
 
 def _sum_of_elements(lists: Sequence[Value]) -> Value:
-    """Returns the static value of the elements of a sum of lists."""
+    """Returns the abstract value of the elements of a sum of lists."""
     elements = [value.element or Value(ALL_ROWS) for value in lists if value.element != UNWRITTEN] or [UNWRITTEN]
     if len(elements) == 1:
         return elements[0]

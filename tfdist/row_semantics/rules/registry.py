@@ -1,4 +1,4 @@
-"""The table of rules, which map the static values of an operation's inputs to those of its outputs."""
+"""The table of rules, which map the abstract values of an operation's inputs to those of its outputs."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from tfdist.row_semantics.values import REPLICATED, NoRuleError, Value
 
 
 class Call(NamedTuple):
-    """An operation with the static values of its inputs."""
+    """An operation with the abstract values of its inputs."""
 
     operation: tf.Operation
     inputs: Sequence[Value]
