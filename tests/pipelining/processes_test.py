@@ -22,7 +22,7 @@ REFUSED = {
     "state": "Layers of a pipeline must not compute with state that they assign in training, because one device would "
     "assign it once per step. Received: centering/center, with 2 micro-batches and 1 replica.",
     "spectral": "Layers of a pipeline must not compute with state that they assign in training",
-    "predict": f"{OF_ITS_STAGES}. Received: a call of predict of the model.",
+    "predict": f"{OF_ITS_STAGES}. Received: a call to predict of the model.",
     "call": f"{OF_ITS_STAGES}. Received: a read of a weight of another stage.",
 }
 
