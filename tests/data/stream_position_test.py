@@ -97,11 +97,11 @@ BEGUN = BatchSchedule.initial(StreamPosition(12), 0, 40, batch_size=12, replicas
 
 def test_the_batch_of_one_replica_stays():
     fewer = BEGUN.from_step(2, 3, 12, "replica")
-    assert (fewer.position, fewer.rate) == (StreamPosition(8, step=3, examples=36), 2 / 3)
+    assert (fewer.position, fewer.learning_rate_factor) == (StreamPosition(8, step=3, examples=36), 2 / 3)
     more = fewer.from_step(5, 5, 12, "replica")
-    assert (more.position, more.rate) == (StreamPosition(20, step=5, examples=52), 5 / 3)
+    assert (more.position, more.learning_rate_factor) == (StreamPosition(20, step=5, examples=52), 5 / 3)
     back = more.from_step(3, 6, 12, "replica")
-    assert (back.position, back.rate) == (StreamPosition(12, step=6, examples=72), 1)
+    assert (back.position, back.learning_rate_factor) == (StreamPosition(12, step=6, examples=72), 1)
 
 
 def test_a_person_is_told_and_it_comes_back_from_a_checkpoint():
@@ -120,12 +120,13 @@ def test_the_global_batch_stays():
 
 def test_a_global_batch_of_ones_own_is_a_new_beginning():
     other = BEGUN.from_step(2, 3, 10, "global")
-    assert (other.position, other.batch_size, other.replicas, other.rate) == (StreamPosition(10, 3, 36), 10, 2, 1)
+    assert (other.position, other.batch_size) == (StreamPosition(10, 3, 36), 10)
+    assert (other.replicas, other.learning_rate_factor) == (2, 1)
 
 
 def test_one_may_follow_on_the_other():
     fewer = BEGUN.from_step(2, 3, 12, "global").from_step(2, 5, 12, "replica")
-    assert (fewer.position, fewer.rate) == (StreamPosition(8, 5, 60), 2 / 3)
+    assert (fewer.position, fewer.learning_rate_factor) == (StreamPosition(8, 5, 60), 2 / 3)
     assert fewer.from_step(2, 6, 12, "global").position == StreamPosition(12, 6, 68)
 
 

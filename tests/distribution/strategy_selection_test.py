@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.cluster.environment import Cluster
 from tfdist.config.strategy_registry import Declaration, Processes
-from tfdist.distribution.strategy_selection import detect
+from tfdist.distribution.strategy_selection import choose_strategy
 from tfdist.errors import InputError
 
 
@@ -67,7 +67,7 @@ def torchrun(rank, size):
     ],
 )
 def test_auto(env, devices, strategy, source, rank):
-    found = detect(env, local_devices=devices)
+    found = choose_strategy(env, local_devices=devices)
     assert (found.strategy, found.cluster.source, found.cluster.rank) == (strategy, source, rank)
     assert strategy in found.reason
     assert "\n" not in found.reason
@@ -90,7 +90,7 @@ def test_auto(env, devices, strategy, source, rank):
 )
 def test_sources_that_disagree(env, first, second, strategy):
     with pytest.raises(InputError, match=f"must give this process the same rank and size.*{first}; {second}"):
-        detect(env, strategy)
+        choose_strategy(env, strategy)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_sources_that_disagree(env, first, second, strategy):
 )
 def test_explicit_strategies_take_any_source(env):
     for strategy in ("horovod", "third.party:Class"):
-        assert detect(env, strategy).cluster.rank == 1
-    assert detect(env | {"TFDIST_COORDINATOR": "h:1"}, "multiworker").cluster.size == 2
+        assert choose_strategy(env, strategy).cluster.rank == 1
+    assert choose_strategy(env | {"TFDIST_COORDINATOR": "h:1"}, "multiworker").cluster.size == 2
 
 
 def declared(processes):
@@ -123,23 +123,23 @@ OWN = "third.party:Class"
 )
 def test_numbers_of_processes_that_a_strategy_cannot_have(env, strategy, options, message):
     with pytest.raises(InputError, match=message):
-        detect(env, strategy, **options)
+        choose_strategy(env, strategy, **options)
 
 
 def test_one_process():
     for strategy in ("single", "mirrored", "tpu", "multiworker"):
-        assert detect(tf_config(1, 0), strategy).cluster.size == 1
+        assert choose_strategy(tf_config(1, 0), strategy).cluster.size == 1
     for strategy in ("single", "mirrored", "tpu"):
-        assert detect({}, strategy, local_devices=4).strategy == strategy
+        assert choose_strategy({}, strategy, local_devices=4).strategy == strategy
     for strategy in ("horovod", OWN):  # without any source
-        assert detect({}, strategy).cluster == Cluster()
+        assert choose_strategy({}, strategy).cluster == Cluster()
 
 
 def test_the_reason_tells_what_was_not_taken_for_several_processes():
     batch_script = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}
-    assert "srun did not start this process" in detect(batch_script).reason
-    assert "TFDIST_PROCESSES" in detect({"JOB_COMPLETION_INDEX": "1"}).reason
-    assert "(" not in detect(slurm("0", "1")).reason
+    assert "srun did not start this process" in choose_strategy(batch_script).reason
+    assert "TFDIST_PROCESSES" in choose_strategy({"JOB_COMPLETION_INDEX": "1"}).reason
+    assert "(" not in choose_strategy(slurm("0", "1")).reason
 
 
 def test_no_tensorflow():

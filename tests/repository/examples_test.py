@@ -22,7 +22,7 @@ from tests.waiting import DEADLINE
 from tfdist.cli import flags
 from tfdist.cluster import environment
 from tfdist.config import train_config
-from tfdist.distribution.strategy_selection import detect
+from tfdist.distribution.strategy_selection import choose_strategy
 from tfdist.errors import ExitCode
 from tfdist.launcher.job_controller import PREEMPTION_CODES
 
@@ -210,7 +210,7 @@ def test_the_kubernetes_job_makes_a_cluster_and_goes_on_when_it_was_preempted():
     trained = parsed(container["command"][3:])
     given = {variable["name"]: variable.get("value", "secret") for variable in container["env"]}
     for index in range(spec["completions"]):
-        found = detect(given | {"JOB_COMPLETION_INDEX": str(index)}, trained.strategy).cluster
+        found = choose_strategy(given | {"JOB_COMPLETION_INDEX": str(index)}, trained.strategy).cluster
         assert (found.rank, found.size, found.source) == (index, spec["completions"], "Kubernetes")
         assert found.coordinator.startswith(f"{job['metadata']['name']}-0.{pod['subdomain']}:")
     assert spec["parallelism"] == spec["completions"] and spec["completionMode"] == "Indexed"

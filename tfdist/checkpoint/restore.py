@@ -69,7 +69,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_dama
       The checkpoint; None if there are no paths.
 
     Raises:
-      InputError: a checkpoint is of another model or optimizer, or was written by a newer version.
+      InputError: a checkpoint belongs to a different model or optimizer, or was written by a newer version.
       CheckpointError: no checkpoint is valid, or a process other than the chief cannot read a valid checkpoint.
     """
     is_chief, damages = group.rank == 0, []
@@ -78,7 +78,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_dama
         checkpoint, damage = None, ""
         try:
             checkpoint = _restore(state, path_of(path))
-            if is_chief:  # verifies also data that this run does not use
+            if is_chief:  # also verifies data that this run does not use
                 checkpoint.verify()
         except CorruptCheckpointError as error:
             damage = str(error)
@@ -102,8 +102,8 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_dama
             _log.warning("%s%s", damages[-1], suffix)
     if damages:
         raise CheckpointError(
-            f"A run must resume from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Use another "
-            "directory, and start with new weights or from a checkpoint of another run."
+            f"A run must resume from a valid checkpoint. Received: {len(damages)} damaged checkpoints. {damages[0]} Use "
+            "another directory, and start with new weights or from a checkpoint of another run."
         )
     return None
 

@@ -207,7 +207,7 @@ class RunVariables:
             has_same_names = [strip_counters(name) for name in names] == [strip_counters(name) for name in specs]
             if not has_same_names or [*specs.values()] != [saved_specs.get(name) for name in names]:
                 raise InputError(
-                    "The checkpoint must be of the same model and optimizer as this run. Received: "
+                    "The checkpoint must have the same model and optimizer as this run. Received: "
                     f"{checkpoint.path}, which differs: {_differences(specs, saved_specs)}. Use the flags of the run that "
                     "wrote it, or --resume=never."
                 )
@@ -293,7 +293,9 @@ def _differences(specs: Mapping[str, tuple], saved_specs: Mapping[str, tuple]) -
         if specs.get(name) != saved_specs.get(name)
     ]
     suffix = f" and {len(differences) - _MAX_DIFFERENCES} more" if len(differences) > _MAX_DIFFERENCES else ""
-    return "; ".join(differences[:_MAX_DIFFERENCES]) + suffix if differences else "the variables have another order"
+    return (
+        "; ".join(differences[:_MAX_DIFFERENCES]) + suffix if differences else "the variables are in a different order"
+    )
 
 
 def _describe_resize(checkpoint: Checkpoint, replicas: int) -> str:

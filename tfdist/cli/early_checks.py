@@ -13,7 +13,7 @@ from tfdist.config.conflicts import check_strategy
 from tfdist.config.dataset_files import check_files
 from tfdist.config.strategy_registry import AUTO, strategy_declaration
 from tfdist.coordination import job_token
-from tfdist.distribution.strategy_selection import StrategyChoice, detect
+from tfdist.distribution.strategy_selection import StrategyChoice, choose_strategy
 
 
 class ProcessContext(NamedTuple):
@@ -39,7 +39,7 @@ def check_cluster(config: Any, context: ProcessContext) -> ProcessContext:
     """
     if ":" in config.strategy or (config.strategy == AUTO and not config.devices):
         return context  # the declaration of a user's strategy, or the number of devices, requires TensorFlow
-    strategy_choice = detect(context.environment, config.strategy, config.devices, cluster=context.cluster)
+    strategy_choice = choose_strategy(context.environment, config.strategy, config.devices, cluster=context.cluster)
     strategy = strategy_declaration(strategy_choice.strategy)
     if strategy.name != config.strategy:  # otherwise it is checked with the other flags
         check_strategy(config, strategy)

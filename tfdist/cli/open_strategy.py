@@ -18,7 +18,7 @@ from tfdist.config.fields import field_names, replace_fields
 from tfdist.coordination import Group, PeerFailureHandler
 from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.strategy_selection import StrategyChoice, detect
+from tfdist.distribution.strategy_selection import StrategyChoice, choose_strategy
 from tfdist.errors import Preempted
 from tfdist.reporting.environment import versions
 
@@ -28,7 +28,7 @@ def choose(config: Any, context: ProcessContext) -> StrategyChoice:
     if context.strategy_choice:
         return context.strategy_choice
     devices = config.devices or max(len(tf.config.list_physical_devices("GPU")), 1)
-    return detect(context.environment, config.strategy, devices, declaration(config.strategy), context.cluster)
+    return choose_strategy(context.environment, config.strategy, devices, declaration(config.strategy), context.cluster)
 
 
 def start_strategy(config: Any) -> Strategy:

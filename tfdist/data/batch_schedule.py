@@ -40,8 +40,8 @@ class BatchSchedule:
         return dataclasses.asdict(self)
 
     @property
-    def rate(self) -> float:
-        """Learning-rate factor: the current batch size divided by the initial one.
+    def learning_rate_factor(self) -> float:
+        """The current batch size divided by the initial one.
 
         This is the linear scaling rule (Goyal et al. 2017, arXiv:1706.02677).
         """
@@ -51,7 +51,7 @@ class BatchSchedule:
         """Describes the current batch size, for logs."""
         return (
             f"A batch has {self.position.batch_size} examples: the run began with {self.batch_size} on {self.replicas} "
-            f"replicas, and keeps the batch size per replica. The learning rate is multiplied by {self.rate:g}."
+            f"replicas, and keeps the batch size per replica. The learning rate is multiplied by {self.learning_rate_factor:g}."
         )
 
     def from_step(self, replicas: int, step: int, batch_size: int, elastic_batch: str) -> "BatchSchedule":

@@ -16,7 +16,7 @@ from tfdist.config.spec import load_object
 from tfdist.config.strategy_registry import AUTO, Declaration, JobOptions, TrainerOptions, strategy_declaration
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.strategy_selection import StrategyChoice, detect
+from tfdist.distribution.strategy_selection import StrategyChoice, choose_strategy
 from tfdist.errors import InputError, names_arguments, nearest
 
 _strategies: list[weakref.ref[Strategy]] = []
@@ -55,7 +55,7 @@ def load_strategy(
         for name, value in options.items()
     }
     variables = os.environ if environment is None else environment
-    strategy_choice = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
+    strategy_choice = choose_strategy(variables, name, options.get("devices", 0) or 1, declaration(name))
     if unknown := find_rejected_option(options, declaration(strategy_choice.strategy)):
         option, rule = unknown
         raise InputError(f"{rule} Received: {flag_text(option, options[option])}.")
@@ -69,7 +69,7 @@ def start(
     options: Mapping[str, Any],
     on_join: Callable[[Group, Cluster], object] = lambda group, cluster: None,
 ) -> Strategy:
-    """Starts the strategy that `detect` chose.
+    """Starts the strategy that `choose_strategy` chose.
 
     A constructor may have the parameter `start_timeout_seconds`. `on_join` is called after the group is joined and before the
     engine starts, because its start may wait forever for a lost process.

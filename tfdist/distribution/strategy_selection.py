@@ -17,7 +17,7 @@ from tfdist.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class StrategyChoice:
-    """Result of `detect`.
+    """Result of `choose_strategy`.
 
     Attributes:
       cluster: this process's place among the job's processes.
@@ -35,7 +35,7 @@ class StrategyChoice:
         return self.reason.partition(", ")[2].rstrip(".")
 
 
-def detect(
+def choose_strategy(
     env: Environment,
     strategy: str = AUTO,
     local_devices: int = 1,
@@ -75,8 +75,9 @@ def _check_processes(strategy: str, processes: Processes, cluster: Cluster) -> N
         )
     if processes is Processes.ONE and cluster.size > 1:
         raise InputError(
-            f"--strategy={strategy} is for a single process: several would train independently, into one directory. Received: "
-            f"{describe(cluster)}. Use --strategy=auto, or start one process without {cluster.source}'s variables."
+            f"--strategy={strategy} is for a single process: several processes would train independently and write to the "
+            f"same directory. Received: {describe(cluster)}. Use --strategy=auto, or start one process without "
+            f"{cluster.source}'s environment variables."
         )
     if processes is Processes.SEVERAL and cluster == Cluster():
         raise InputError(f"--strategy={strategy} needs to know its workers. Received no TF_CONFIG. Example: {EXAMPLE}")

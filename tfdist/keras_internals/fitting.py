@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 from tfdist.errors import InputError
 from tfdist.keras_internals.patching import Context, patched
 
-# Names of TensorFlow's classes, which it does not export.
+# Names of TensorFlow classes that are not exported.
 _BATCH_TYPES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset")
 _ELEMENT_TYPES = ("_UnbatchDataset", "_TensorSliceDataset", "_RangeDataset")
 _ELEMENTWISE_TYPES = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "CacheDataset")
@@ -168,7 +168,7 @@ def loss_means(model: keras.Model) -> list[keras.metrics.Mean]:
 def trace_symbolically(function: Callable[..., Any], batch: Any) -> None:
     """Calls a function of one batch with symbolic tensors, without changing variables.
 
-    The function is called again if the first call fails, for example because of assignments in a condition. `batch` is a
+    The function is called again if the first call fails, for example because of assignments inside a conditional. `batch` is a
     structure of `tf.TensorSpec`, with None for missing parts.
     """
     symbolic_batch = tf.nest.map_structure(

@@ -226,7 +226,7 @@ def inline_functions() -> Iterator[None]:
 
 
 def is_in_current_function(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor belongs to the function that is being traced, including its conditions and loops.
+    """Returns whether a tensor belongs to the function that is being traced, including its conditionals and loops.
 
     A `tf.function` that this function calls is excluded: its trace is reused for other callers, whose tensors differ.
     """

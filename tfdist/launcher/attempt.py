@@ -237,5 +237,5 @@ def _check_launchers(host: Host, launchers: Group) -> Stop | None:
     """
     loss_outcome = lost_launcher(launchers)
     if loss_outcome and is_request(loss_outcome.code):
-        return Stop(loss_outcome, is_requested=True, is_final=False, wait=host.job.grace_seconds)
+        return Stop(loss_outcome, is_requested=True, is_final=False, sigterm_delay_seconds=host.job.grace_seconds)
     return Stop(loss_outcome, is_final=False) if loss_outcome else None

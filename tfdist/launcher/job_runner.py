@@ -92,7 +92,7 @@ def _follow_orders(host: Host, order_source: OrderSource) -> Outcome:
         else:
             if stop:  # a preempted run stays preempted, because it has saved
                 is_preempted = last_outcome.code == ExitCode.PREEMPTED
-                order_source.end(last_outcome if is_preempted else stop.outcome, is_immediate=host.is_repeated_request)
+                order_source.end(last_outcome if is_preempted else stop.outcome, is_immediate=host.has_second_signal)
             time.sleep(POLL_SECONDS)
     return order.outcome
 

@@ -29,17 +29,17 @@ class Stop(NamedTuple):
 
     Attributes:
       outcome: outcome of the job, unless a process of this launcher is the cause.
-      seconds: time between SIGTERM and SIGKILL.
+      sigkill_delay_seconds: time between SIGTERM and SIGKILL.
       is_requested: whether the end was requested; if all processes then end with the same exit code, the job does, too.
       is_final: whether the job is over and must not be restarted.
-      wait: seconds to wait for the processes to end, before SIGTERM.
+      sigterm_delay_seconds: time to wait for the processes to end, before SIGTERM.
     """
 
     outcome: Outcome
-    seconds: float = FAILURE_SECONDS
+    sigkill_delay_seconds: float = FAILURE_SECONDS
     is_requested: bool = False
     is_final: bool = True
-    wait: float = 0.0
+    sigterm_delay_seconds: float = 0.0
 
 
 StopCheck = Callable[[], Stop | None]
@@ -75,7 +75,7 @@ class Host:
         return Stop(outcome, self.job.grace_seconds, is_requested=True)
 
     @property
-    def is_repeated_request(self) -> bool:
+    def has_second_signal(self) -> bool:
         """Whether this launcher has received a second signal."""
         return len(self.received_signals) > 1
 
@@ -137,9 +137,12 @@ class Supervisor:
                     self._launchers.leave(stop.outcome.code, stop.outcome.reason)
                 self._wait_for_lost_rank()
                 if stop.is_requested and self._cause().code == ExitCode.PREEMPTED:  # all are already ending
-                    stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
-                self._wait_until(lambda: self._all_ended() or self._host.is_repeated_request, stop.wait)
-                self._terminate(stop.seconds)
+                    stop = stop._replace(
+                        sigterm_delay_seconds=max(stop.sigterm_delay_seconds, stop.sigkill_delay_seconds),
+                        sigkill_delay_seconds=FAILURE_SECONDS,
+                    )
+                self._wait_until(lambda: self._all_ended() or self._host.has_second_signal, stop.sigterm_delay_seconds)
+                self._terminate(stop.sigkill_delay_seconds)
             elif self._evaluator:
                 self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._poll_stops())
                 self._terminate(FAILURE_SECONDS)
@@ -178,7 +181,7 @@ class Supervisor:
         leaving_children = [child for child in self._children if loss and loss.code and child.rank == loss.rank]
         self._wait_until(
             lambda: (
-                self._poll_stops() or self._host.is_repeated_request or all(child.poll() for child in leaving_children)
+                self._poll_stops() or self._host.has_second_signal or all(child.poll() for child in leaving_children)
             ),
             FAILURE_SECONDS,
         )
@@ -190,7 +193,7 @@ class Supervisor:
 
     def _terminate(self, seconds: float) -> None:
         self._signal(signal.SIGTERM)
-        self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._host.is_repeated_request, seconds)
+        self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._host.has_second_signal, seconds)
         self._signal(signal.SIGKILL)
         self._wait_until(lambda: self._all_ended(with_evaluator=True), FAILURE_SECONDS)
 
@@ -247,7 +250,7 @@ class Supervisor:
             self._poll_evaluator()
             departed_members = self._server.departed_members if self._server else ()
             for child in self._children:
-                if not child.poll() and child.rank in departed_members:  # it is suspended, and could not continue
+                if not child.poll() and child.rank in departed_members:  # it is suspended, and cannot rejoin the job
                     child.signal(signal.SIGKILL)
             if condition() or time.monotonic() > end:
                 return

@@ -40,7 +40,7 @@ def _is_large(tensor: tf.Tensor | tf.TensorSpec) -> bool:
 
 
 class CastActivations(ActivationCompression):
-    """Casts tensors with elements of more than 2 bytes to `dtype`, of 2 bytes.
+    """Casts tensors whose elements are larger than 2 bytes to the 2-byte `dtype`.
 
     |C(x)_i - x_i| <= 2^-8 |x_i| in bfloat16, and 2^-11 |x_i| in float16 for |x_i| in [2^-14, 65504]. Larger values become
     inf in float16, as in `tfdist.gradients`.
@@ -114,9 +114,9 @@ class Link(NamedTuple):
         """Sends tensors of static shapes; does nothing if there are none."""
         if tensors:
             dtypes = self.collectives.dtypes
-            payloads = [self.compression.encode(tensor, dtypes) for tensor in tensors]
-            messages = [_reinterpret(tensor, _sendable_dtype(tensor.dtype, dtypes)) for tensor in payloads]
-            self.collectives.send(messages, self.peer, tag=tag)
+            messages = [self.compression.encode(tensor, dtypes) for tensor in tensors]
+            payloads = [_reinterpret(message, _sendable_dtype(message.dtype, dtypes)) for message in messages]
+            self.collectives.send(payloads, self.peer, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], tag: str) -> list[tf.Tensor]:
         """Returns the tensors that the other process sends with this tag, of static shapes."""

@@ -77,7 +77,7 @@ class MemoryLimit:
         self.exceeded = self.exceeded or used_bytes > self._limit
         if not self.exceeded:
             return None
-        return Stop(Outcome(ExitCode.OUT_OF_MEMORY, f"more than {self.text}"), seconds=0.0)
+        return Stop(Outcome(ExitCode.OUT_OF_MEMORY, f"more than {self.text}"), sigkill_delay_seconds=0.0)
 
 
 TRIAL_SECONDS = 300.0  # maximum time of a trial

@@ -25,7 +25,7 @@ _MAX_METRICS = 4
 # Narrow panels of optional curves: title and unit by the name of the field.
 _NARROW_PANELS = {
     "learning_rate": ("Learning rate", "learning rate"),
-    "replica_divergence": ("Replica divergence", "distance to the mean, relative"),
+    "replica_divergence": ("Replica divergence", "relative distance to the mean"),
 }
 # A hue for each curve: light for training, dark for evaluation (ColorBrewer's "Paired").
 _COLORS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
@@ -87,7 +87,7 @@ class WorkerPanels:
             counts = self._staleness[server]
             positions = [age + (i - (len(servers) - 1) / 2) * width for age in counts]
             axes.bar(positions, list(counts.values()), width, color=_WORKER_COLORS[i], label=f"server {server}")
-        _describe(axes, "Staleness", "age of the weights of a gradient (updates)", "updates")
+        _describe(axes, "Staleness", "staleness of a gradient (updates)", "updates")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     def _draw_times(self, axes: "Axes", workers: Sequence[int]) -> None:

@@ -224,7 +224,7 @@ class FitLoop:
     def run(self) -> History:
         """Trains until the end of the run, or until a callback stops it."""
         state, history = self._state, self._recorder.history
-        if self._batches.rate != 1 and self._strategy.is_chief:
+        if self._batches.learning_rate_factor != 1 and self._strategy.is_chief:
             _log.info("%s", self._batches)
         program = self._program
         data_warnings = self._reporting.findings
@@ -377,7 +377,7 @@ class FitLoop:
             _annotate_errors(state.step, self._position.examples_before(state.step)),
         ):
             self._program.metrics.restore_kept(state.progress.epoch.sums, self._strategy)
-            options = self._program.steps, self._batch_size, self._batches.rate, state.step
+            options = self._program.steps, self._batch_size, self._batches.learning_rate_factor, state.step
             loop = self._program.synchronizer.loop(*options)
             numbers = tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(needs_norm)
             result = loop(self._iterator, *numbers)

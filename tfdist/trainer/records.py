@@ -136,7 +136,8 @@ class Recorder:
         record = {
             **self._header("train"),
             **window.results(program.metrics),
-            "learning_rate": self._batches.rate * keras_internals.last_learning_rate(program.model.optimizer),
+            "learning_rate": self._batches.learning_rate_factor
+            * keras_internals.last_learning_rate(program.model.optimizer),
             **timings,
             **compare_ranks(seconds_by_rank),
             **({} if cost is None else {"slowest_rank_cost": cost}),

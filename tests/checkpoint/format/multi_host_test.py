@@ -113,7 +113,7 @@ def test_hosts_that_hold_other_bits_write_nothing(tmp_path, write, on_ranks):
 
     found = written(tmp_path, write, on_ranks, drifted)
     assert {type(error) for error in found} == {CheckpointError}
-    assert "rank 0: w differs between rank 2 and rank 0, see --check_sync_every." in str(found[0])
+    assert "rank 0: w differs between rank 2 and rank 0; see --check_sync_every." in str(found[0])
     assert len({str(error) for error in found}) == 1
     assert [complete_checkpoints(place(tmp_path, rank)) for rank in range(SIZE)] == [[]] * SIZE
 

@@ -61,7 +61,7 @@ class _Writer:
         self._messages: dict[int, Any] = {}  # parsed `_text` of all ranks that have not departed, by rank
 
     def write(self, parts: Sequence[TensorBlock]) -> None:
-        """Writes this rank's files; the file of replicated blocks is named as if it were of rank `group.size`.
+        """Writes this rank's files; the file of replicated blocks is named like that of a rank `group.size`.
 
         Raises:
           ValueError, TypeError: on rank 0, if flags or values are not JSON.
@@ -95,14 +95,14 @@ class _Writer:
                 info = storage_of(self._partial).info(self._partial / name)
                 if info is None or info.size != size:
                     raise ValueError(
-                        f"the part of rank {rank} is missing: {self._partial / name} does not have {size} bytes"
+                        f"the shard of rank {rank} is missing or incomplete: {self._partial / name} must have {size} bytes"
                     )
         expected = self._messages[0]["replicated"]["tensors"]
         for rank in [host[0] for host in self._placement.hosts] if self._group.rank == 0 else []:
             received = self._messages[rank]["replicated"]["tensors"]
             mismatches = [name for name in {**expected, **received} if expected.get(name) != received.get(name)]
             if mismatches:
-                raise ValueError(f"{mismatches[0]} differs between rank {rank} and rank 0, see --check_sync_every")
+                raise ValueError(f"{mismatches[0]} differs between rank {rank} and rank 0; see --check_sync_every")
 
     def content(self, step: int, seed: int) -> manifest.Manifest:
         indices = [self._messages[0]["replicated"], *(message["own"] for message in self._messages.values())]

@@ -66,7 +66,7 @@ def _join(quarters: Sequence[tf.Tensor], width: int, low: int) -> list[tf.Tensor
 
 
 def _unpack(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
-    """Returns equal pieces, as many as the numbers of the smallest width in a byte."""
+    """Returns 8 / w pieces of equal length, where w is the smallest width."""
     widths = _widths(bits)
     count = 8 // widths[-1][0]
     planes = tf.split(packed, [size * width // 8 for width, _ in widths])
