@@ -72,7 +72,7 @@ def test_keras_methods_of_the_trainers_model_are_refused(method):
     model = trainer(dense).model
     with pytest.raises(InputError) as error:
         getattr(model, method)(X)
-    name = "" if method == "__call__" else f" of {method}"
+    name = "" if method == "__call__" else f" to {method}"
     assert f"Received: a call{name} of the trainer's model. Use the trainer's fit, predict" in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -142,7 +142,7 @@ def test_a_disk_that_one_rank_does_not_share(tmp_path, write, on_ranks):
 def test_a_disk_that_looks_shared(tmp_path, write, on_ranks):
     (tmp_path / "1" / ".step-000000120.partial").mkdir(parents=True)
     found = on_ranks(2, lambda group: write(tmp_path / str(group.rank), rows(group.rank, 2), group))
-    assert_all_know(found, "rank 0: the part of rank 1 is missing")
+    assert_all_know(found, "rank 0: the shard of rank 1 is missing")
     assert names(tmp_path / "0") == []
 
 
@@ -157,7 +157,7 @@ def test_a_shard_that_arrives_in_part(tmp_path, write, on_ranks, monkeypatch):
 
     monkeypatch.setattr(atomic_write, "write_shard", cut)
     found = on_ranks(2, lambda group: write(tmp_path, rows(group.rank, 2), group))
-    assert_all_know(found, "shard-00001.safetensors does not have ")
+    assert_all_know(found, "shard-00001.safetensors must have ")
     assert names(tmp_path) == []
 
 
